@@ -286,6 +286,12 @@ class Connection:
             descriptor = self.socket.fileno()
         return is_readable(descriptor, timeout)
 
+    def is_writable(self) -> bool:
+        """Tell whether a short message can be sent without waiting."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        return bool(poll.poll(0))
+
     def is_quiet(self) -> bool:
         """Tell whether neither data nor the end of the stream is available."""
         return not self.is_readable()

@@ -9,15 +9,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from penstock import create, describe, open_reader, open_writer
+from penstock import Batch, create, describe, open_reader, open_writer
 from penstock.core.errors import ConnectionLost, NotFound, ServerBusy, Unacknowledged
 from penstock.core.overflow import QueueFull
+from penstock.protocols.flight import bulk
+from penstock.protocols.flight.errors import UnknownWriter
 from penstock.protocols.flight.server import FlightServer
+from penstock.protocols.flight.shared_writers import ClientWriter
+from penstock.protocols.flight.wire import Outcome, Piece
 from protocols.flight.serving import ServerProcess, served, server_process, wire_to
 from support.mosquitto import free_port
 from support.until import until
@@ -349,6 +354,65 @@ def test_writers_that_wait_go_on_after_an_orderly_restart(tmp_path: Path, bulk: 
             assert [payload for payload in seen if payload[0] == mark] == sent
         assert [writer.statistics()[0] for writer in writers] == [11, 11]
         assert [writer.statistics().refused for writer in writers] == [0, 0]
+
+
+@pytest.mark.parametrize("way", ["grpc", "bulk", "idle bulk"])
+def test_a_write_that_a_stop_interrupts_goes_on_at_the_next_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    idle = 0.2
+    monkeypatch.setattr(bulk, "_QUIET", idle if way == "idle bulk" else SOON)
+    port = free_port()
+    with ExitStack() as servers:
+        server = servers.enter_context(served(tmp_path, port=port))
+        url = f"{server.url}a?kind=log&chunk=1024&bulk={way != 'grpc'}"
+        writer = servers.enter_context(open_writer(url))
+        writer.write(b"before")  # the next calls go by the bulk port
+        sent = [b"%d" % i * 1024 for i in range(40)]
+
+        def payloads() -> Iterator[bytes]:
+            yield from sent[:20]  # the last of them are not answered yet
+            until(lambda: describe(f"log:{tmp_path}/a").count == 21, SOON)
+            time.sleep(2 * idle)
+            server.stop(0.2)
+            servers.enter_context(served(tmp_path, port=port))
+            for payload in sent[20:]:
+                time.sleep(0.01)
+                yield payload
+
+        assert writer.write_many(payloads()) == 40
+        books = writer.statistics()
+    assert (books.messages, books.refused) == (41, 0)
+    assert payloads_of(f"log:{tmp_path}/a") == [b"before", *sent]
+
+
+def test_a_write_whose_answers_went_with_its_call_is_in_doubt(
+    server: FlightServer, name: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Release 0.1 ends a call so when it is stopped."""
+    append = ClientWriter.append
+
+    def append_nine(writer: ClientWriter, attempt: int, batch: Batch, piece: Piece) -> Outcome:
+        if piece.number > 9:
+            raise UnknownWriter("the server does not know this writer")
+        return append(writer, attempt, batch, piece)
+
+    monkeypatch.setattr(ClientWriter, "append", append_nine)
+    sent = [b"%d" % i * 1024 for i in range(20)]
+
+    def payloads() -> Iterator[bytes]:
+        yield from sent[:11]
+        time.sleep(0.3)  # the end of the call is there when the next one is sent
+        yield from sent[11:]
+
+    with (
+        open_writer(f"{server.url}{name}?chunk=1024&bulk=false") as writer,
+        pytest.raises(Unacknowledged) as caught,
+    ):
+        writer.write_many(payloads())
+    assert payloads_of(f"fmq:{local}") == sent[:9]
+    error = caught.value
+    assert 0 < error.acknowledged < 9 <= error.acknowledged + error.in_doubt
 
 
 def test_a_write_after_a_restart_is_appended_once(tmp_path: Path) -> None:

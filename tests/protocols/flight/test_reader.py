@@ -31,6 +31,7 @@ from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.sources import Holds
 from penstock.protocols.flight.wire import Acknowledge, ActionKind, Hold, Mark, Spot, Take, Told
 from protocols.flight.serving import served
+from support.log_files import segment_files
 from support.mosquitto import free_port
 from support.waiting import SOON, background, waits
 
@@ -301,6 +302,28 @@ def test_a_stream_that_was_created_anew_and_is_shorter_is_read_by_a_server_that_
     with served(tmp_path, port=port), reader:
         assert [m.payload for m in reader.read_many(50, SOON)] == [b"new"] * 5
         assert reader.statistics().restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("damaged", "start", "first"), [(0, 50, 50), (0, "end", 100), (-1, "start", 0), (-1, 50, 50)]
+)
+def test_a_damaged_segment_is_met_only_by_who_reads_it(
+    tmp_path: Path, damaged: int, start: int | str, first: int
+) -> None:
+    port = free_port()
+    with open_writer(f"log:{tmp_path}/a?segment=4k&segment_slots=16") as writer:
+        for _ in range(10):
+            writer.write_many([b"x"] * 10)
+    with served(tmp_path, port=port) as server:
+        reader = open_reader(f"{server.url}a", start)
+        seen = [m.seq for m in reader.read_many(2)]
+    file = segment_files(tmp_path / "a")[damaged]
+    file.write_bytes(bytes(256) + file.read_bytes()[256:])
+    with served(tmp_path, port=port) as server, reader:
+        seen += [m.seq for m in reader.read_many(2)]
+        with open_reader(f"{server.url}a", start) as later:
+            assert [m.seq for m in later.read_many(4)] == seen
+    assert seen == list(range(100))[first : first + 4]
 
 
 def test_small_chunks_and_large_messages_pass(url: str, local: str) -> None:

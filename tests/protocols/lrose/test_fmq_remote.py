@@ -417,17 +417,21 @@ def test_a_message_that_cannot_fit_is_refused_and_those_before_it_are_there(
         assert (books.messages, books.refused) == (2, 3)
 
 
+def damage_second_message(fmq_root: Path, queue_name: str) -> None:
+    buf = fmq_root / f"{queue_name}.buf"
+    content = bytearray(buf.read_bytes())
+    second = content.index(b"\xf7" * 4, content.index(b"\xf7" * 4) + 4)
+    content[second + 36] ^= 0xFF
+    buf.write_bytes(content)
+
+
 def test_what_is_damaged_is_an_error_or_a_counted_loss(
     fmq_root: Path, either: str, queue_name: str
 ) -> None:
     url = f"{either}/{queue_name}"
     with open_writer(url, compress="gzip") as writer:
         writer.write_many([b"x" * 100] * 3)
-    buf = fmq_root / f"{queue_name}.buf"
-    content = bytearray(buf.read_bytes())
-    second = content.index(b"\xf7" * 4, content.index(b"\xf7" * 4) + 4)
-    content[second + 36] ^= 0xFF
-    buf.write_bytes(content)
+    damage_second_message(fmq_root, queue_name)
     with open_reader(url) as reader:
         assert numbers(reader.read_many(10)) == [0]
         for _ in range(2):
@@ -436,6 +440,34 @@ def test_what_is_damaged_is_an_error_or_a_counted_loss(
     with open_reader(url, damaged="skip") as reader:
         assert numbers(reader.available()) == [0, 2]
         assert [loss.reason for loss in reader.statistics().losses] == [DropReason.DAMAGED]
+
+
+@pytest.mark.parametrize("damaged", ["fail", "skip"])
+def test_an_interrupted_read_counts_what_is_damaged_when_it_is_read_again(
+    fmq_root: Path, either: str, queue_name: str, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    url = f"{either}/{queue_name}"
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with (
+        open_writer(url, compress="gzip") as writer,
+        open_reader(url, damaged=damaged) as reader,
+    ):
+        writer.write_many([b"x" * 100] * 3)
+        damage_second_message(fmq_root, queue_name)
+        monkeypatch.setattr("penstock.protocols.lrose.fmq_client.make_messages", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read_many(10)
+        seen = numbers(reader.read_many(10))
+        if damaged == "fail":
+            with pytest.raises(Malformed):
+                reader.read_many(10)
+        books = reader.statistics()
+    assert seen == ([0] if damaged == "fail" else [0, 2])
+    assert (books.messages, books.lost) == (len(seen), len(seen) - 1)
 
 
 def test_headers_that_have_no_place_are_counted(fmq_server: FmqServer, queue_name: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.batch import check_batch
 from penstock.core.endpoints import create, describe, storage_of
-from penstock.core.errors import Malformed, NotFound, PenstockError
+from penstock.core.errors import DamagedQueue, Malformed, NotFound, PenstockError, PositionError
 from penstock.core.position import Position
 from penstock.protocols.flight.access import check_size
 from penstock.protocols.flight.errors import AccessRefused, ServerStopping, UnknownWriter
@@ -77,7 +77,7 @@ class Answers:
     ) -> None:
         self._root = root
         self._options = options
-        self._is_stopping = is_stopping
+        self.is_stopping = is_stopping
         self._instance = secrets.token_hex(16)
         self.readers = Readers(options.max_clients * _READERS_PER_CLIENT)
         self.holds = Holds()
@@ -144,14 +144,15 @@ class Answers:
     def _locate(self, body: bytes, peer: str) -> Located:
         asked = Locate.from_bytes(body)
         place = self._place(asked)
-        source = self._source(place, asked.reader, self._reading(asked.options))
+        position = None if asked.at is None else asked.at.position()
+        start = position or Position.END
+        source = self._source(place, asked.reader, self._reading(asked.options), start)
         try:
-            if asked.at is not None:
-                position = asked.at.position()
+            if position is not None:
                 log.info("%s reads %s from %s", peer, place.name, position)
                 source.seek(position)
             located = source.located()
-            if asked.hold is not None:
+            if position is not None and asked.hold is not None:
                 self.holds.move(place, asked.hold, asked.reader, located.mark)
         except BaseException:
             source.close()
@@ -164,24 +165,33 @@ class Answers:
         place = self._place_read(asked, asked.reader)
         if asked.hold is not None:
             self.holds.move(place, asked.hold, asked.reader, asked.done)
-        source = self._source(place, asked.reader, self._reading(asked.options))
+        start = Position.START if asked.at is None else Position.sequence(asked.at.seq)
+        source = self._source(place, asked.reader, self._reading(asked.options), start)
         is_whole = False
         try:
             source.stand_at(asked.at)
             yield from source.chunks(
-                asked.wait, asked.chunk, lambda: self._is_stopping() or is_cancelled()
+                asked.wait, asked.chunk, lambda: self.is_stopping() or is_cancelled()
             )
             is_whole = True
         finally:
-            if is_whole and not self._is_stopping():
+            if is_whole and not self.is_stopping():
                 self.readers.keep(asked.reader, source)
             else:
                 source.close()
 
-    def _source(self, place: Place, reader: str, options: dict[str, str]) -> Source:
-        # A mark may be of an earlier epoch, and beyond the end of this one: `stand_at` sees to it.
+    def _source(
+        self, place: Place, reader: str, options: dict[str, str], start: Position
+    ) -> Source:
+        """Return the kept reader of a client, or open one at `start`: the rest may be damaged."""
         kept = self.readers.take(reader, place, options)
-        return kept or Source(place, options, Position.START)
+        if kept is not None:
+            return kept
+        try:
+            return Source(place, options, start)
+        except (DamagedQueue, PositionError):
+            # A mark of an earlier epoch says nothing about this one: `stand_at` sees to it.
+            return Source(place, options, Position.START)
 
     def _reading(self, options: dict[str, str]) -> dict[str, str]:
         """Return the options of a reader that this server allows.
@@ -211,7 +221,7 @@ class Answers:
         try:
             yield EMPTY, told
             pause = threading.Event()
-            while not is_cancelled() and not self._is_stopping():
+            while not is_cancelled() and not self.is_stopping():
                 if not self.holds.is_current(place, asked.name, lease):
                     return
                 pause.wait(_LOOK_FOR_CLIENT)
@@ -230,7 +240,7 @@ class Answers:
     def _open_writer(self, body: bytes, peer: str) -> WriterOpened:
         asked = OpenWriter.from_bytes(body)
         self._may_write("write")
-        if self._is_stopping():
+        if self.is_stopping():
             raise ServerStopping
         place = self._place(asked, may_make=asked.options.get("create") != "never")
         check_size(asked.options, self._options.max_queue)
@@ -254,8 +264,6 @@ class Answers:
         writer.begin(asked.attempt)
 
         def append(batch: Batch, piece: Piece) -> Outcome:
-            if self.writers.find(asked.writer) is not writer:
-                raise UnknownWriter("the server has forgotten this writer")
             if batch.nbytes > self._options.max_message:
                 return writer.refuse(piece, batch.nbytes, self._options.max_message)
             check_buffers(batch)

@@ -27,7 +27,12 @@ from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.errors import ConnectionLost, Malformed, PenstockError
 from penstock.protocols.connection import Connection as Stream
 from penstock.protocols.flight.access import is_loopback
-from penstock.protocols.flight.errors import UnknownWriter, describe_error, error_from
+from penstock.protocols.flight.errors import (
+    ServerStopping,
+    UnknownWriter,
+    describe_error,
+    error_from,
+)
 from penstock.protocols.flight.wire import (
     EMPTY,
     MAX_RECORD,
@@ -250,6 +255,8 @@ def open_bulk(connection: Connection, put: Put) -> BulkStream | None:
 class BulkStream:
     """The bulk connection of one writer, for any number of pieces."""
 
+    is_accepted = True  # by the welcome
+
     def __init__(self, connection: Connection, opened: BulkOpened) -> None:
         target = connection.target
         self._target = target
@@ -272,18 +279,19 @@ class BulkStream:
         self._stream.until = None
         self._stream.on_silence = self._ask_after_it
 
-    def send(self, batch: Batch, piece: Piece) -> None:
-        """Send a piece.
+    def send(self, batch: Batch, piece: Piece) -> bool:
+        """Send a piece; False: the connection broke, and `receive` returns what came before that.
 
-        :raises ConnectionLost: the connection broke.
+        :raises ConnectionLost: the server cannot be reached.
         """
         try:
             self._asked_at = time.monotonic()
             self._stream.send(*self._pack.encode(batch, piece))
         except ConnectionLost:
             raise  # from the check of the server
-        except OSError as error:
-            raise ConnectionLost(self._target.server, str(error)) from None
+        except OSError:
+            return False
+        return True
 
     def receive(self) -> Outcome:
         """Wait for the next answer.
@@ -470,6 +478,8 @@ class _BulkSession(Session):
         #: Appends the client's pieces; set once it has sent a key.
         self._append: Callable[[Batch, Piece], Outcome] | None = None
         self._peer = ""
+        #: Whether the client has the answers to everything that was appended.
+        self._is_answered = True
 
     def serve(self) -> bool:
         try:
@@ -506,6 +516,7 @@ class _BulkSession(Session):
         batch, piece = found
         port = self._port
         with port.clients.calling(self._peer):
+            self._is_answered = False
             outcome = append(batch, piece)
             self._answer(port.answers.hidden(outcome))
         if outcome.failure is not None:
@@ -537,6 +548,14 @@ class _BulkSession(Session):
 
     def _answer(self, said: Outcome | Failure | None) -> None:
         self.connection.send(encode_answer(said))
+        self._is_answered = True
+
+    def close(self) -> None:
+        """Tell the client of an orderly stop: what has no answer by now is not appended."""
+        is_all_told = self._append is not None and self._is_answered
+        if is_all_told and self._port.answers.is_stopping() and self.connection.is_writable():
+            with contextlib.suppress(OSError):
+                self._answer(describe_error(ServerStopping()))
 
     def _hear_out(self, seconds: float) -> None:
         """Discard pieces that were sent ahead, until the client disconnects."""

@@ -122,24 +122,26 @@ class _Shared:
     def _take_turn(self, has_left: Callable[[], bool]) -> None:
         """Wait for the other clients of this stream.
 
-        :raises ServerStopping, UnknownWriter: as `_check_wait`.
+        :raises ServerStopping, UnknownWriter: as `_check_is_wanted`.
         """
         while not self._lock.acquire(timeout=_SLICE):
-            self._check_wait(has_left)
+            self._check_is_wanted(has_left)
 
-    def _check_wait(self, has_left: Callable[[], bool]) -> None:
-        """Check, while an append waits, that it still should.
+    def _check_is_wanted(self, has_left: Callable[[], bool]) -> None:
+        """Check that an append should begin, or wait on.
 
         :raises ServerStopping: the server stops.
-        :raises UnknownWriter: the client has left.
+        :raises UnknownWriter: the server has forgotten the writer, or the client has closed it.
         """
         if self._is_stopping():
             raise ServerStopping
         if has_left():
-            raise UnknownWriter("the client has closed this writer")
+            raise UnknownWriter("the server has forgotten this writer")
 
     def _append(self, batch: Batch, piece: Piece, has_left: Callable[[], bool]) -> Outcome:
         try:
+            # A busy client is answered like one that waits: the next server gets the rest.
+            self._check_is_wanted(has_left)
             writer = self._ready()
         except Exception as error:  # noqa: BLE001 - whatever it is, the client has to hear of it
             return _refused(piece, _told(error, self.place))
@@ -176,7 +178,7 @@ class _Shared:
         """Write a batch; wait for held readers as long as the client wants to.
 
         :raises WriteTimeout: that was too long.
-        :raises ServerStopping, UnknownWriter: as `_check_wait`.
+        :raises ServerStopping, UnknownWriter: as `_check_is_wanted`.
         """
         began = time.monotonic()
         while batch.num_rows:
@@ -184,7 +186,7 @@ class _Shared:
             try:
                 write(batch)
             except WriteTimeout as error:
-                self._check_wait(has_left)
+                self._check_is_wanted(has_left)
                 done = writer.statistics().messages - before
                 batch = batch.slice(done)
                 if done:
@@ -313,7 +315,7 @@ class ClientWriter:
         self.shared = shared
         self._on_appended = on_appended
         self.last_used = time.monotonic()
-        #: Whether its client has closed it: an append that waits for a reader gives up.
+        #: Whether the server has forgotten it: nothing more is appended.
         self.is_forgotten = False
         self._lock = threading.Lock()
         self._attempt = 0
@@ -378,7 +380,7 @@ class Writers:
         self._on_appended = on_appended
         self._lock = threading.Lock()
         self._shared: dict[Path, _Shared] = {}
-        self._clients: OrderedDict[str, ClientWriter] = OrderedDict()
+        self._clients: dict[str, ClientWriter] = {}
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -397,12 +399,16 @@ class Writers:
             raise
         with self._lock:
             before = self._clients.pop(id, None)
+            if before is None and len(self._clients) >= _MOST_WRITERS:
+                before = self._clients.pop(min(self._clients, key=self._rank))
             self._clients[id] = ClientWriter(shared, self._on_appended)
-            if before is None and len(self._clients) > _MOST_WRITERS:
-                _, before = self._clients.popitem(last=False)
         if before is not None:
             self._forget(before)
         return opened
+
+    def _rank(self, id: str) -> tuple[bool, float]:
+        """Return the order in which writers are forgotten."""
+        return self._clients[id].is_busy, self._clients[id].last_used
 
     def _join(self, place: Place, options: Mapping[str, str]) -> _Shared:
         asked = dict(options)
@@ -443,7 +449,6 @@ class Writers:
             writer = self._clients.get(id)
             if writer is None:
                 raise UnknownWriter("the server does not know this writer")
-            self._clients.move_to_end(id)
             return writer
 
     def forget(self, id: str) -> None:
@@ -482,6 +487,6 @@ class Writers:
 
     def close(self) -> None:
         with self._lock:
-            shared, self._shared, self._clients = list(self._shared.values()), {}, OrderedDict()
+            shared, self._shared, self._clients = list(self._shared.values()), {}, {}
         for each in shared:
             each.close()

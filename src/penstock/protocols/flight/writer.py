@@ -66,7 +66,7 @@ class Sent:
 
     batch: Batch
     piece: Piece
-    #: Whether it was in flight when a connection broke.
+    #: Whether it was in flight when its answer was lost.
     is_in_doubt: bool = False
 
 
@@ -102,11 +102,20 @@ class Call:
 class Stream(Protocol):
     """Carries pieces to the server, and the answers back in order."""
 
-    def send(self, batch: Batch, piece: Piece) -> None:
-        """Send a piece."""
+    #: Whether the server has answered: it cannot refuse the whole call any more.
+    is_accepted: bool
+
+    def send(self, batch: Batch, piece: Piece) -> bool:
+        """Send a piece; False: the connection broke, and `receive` says what came before that.
+
+        After an exception, the answers that have not been received are lost.
+        """
 
     def receive(self) -> Outcome:
-        """Wait for the next answer."""
+        """Wait for the next answer.
+
+        After an exception, nothing without an answer was appended, unless the connection broke.
+        """
 
     def end(self) -> None:
         """End the call, after all answers."""
@@ -120,15 +129,18 @@ class PutStream:
         descriptor = flight.FlightDescriptor.for_command(put.to_bytes())
         client, options = connection.client, connection.options()
         self._stream, self._answers = client.do_put(descriptor, BATCH_SCHEMA, options)
+        self.is_accepted = False
 
-    def send(self, batch: Batch, piece: Piece) -> None:
+    def send(self, batch: Batch, piece: Piece) -> bool:
         self._stream.write_with_metadata(batch, piece.to_bytes())
+        return True
 
     def receive(self) -> Outcome:
         answer = self._answers.read()
         if answer is None:
             self._stream.close()  # says why
             raise ConnectionLost(self._server, "it ended the call")
+        self.is_accepted = True
         return Outcome.from_bytes(answer.to_pybytes())
 
     def end(self) -> None:
@@ -377,16 +389,25 @@ class FlightWriter(BookedWriter):
     def _exchange(self, call: Call, stream: Stream) -> None:
         """Send batches, several ahead of the answers, until all are answered."""
         again = deque(call.sent)
-        waiting = 0
+        waiting: deque[Sent] = deque()
+        is_open = True
         while True:
-            while waiting < _AHEAD and (one := again.popleft() if again else call.next()):
-                stream.send(one.batch, one.piece)
-                waiting += 1
-            if not waiting:
+            while is_open and len(waiting) < _AHEAD:
+                one = again.popleft() if again else call.next()
+                if one is None:
+                    break
+                try:
+                    is_open = stream.send(one.batch, one.piece)
+                except (PenstockError, *BROKEN):
+                    for sent in waiting:
+                        sent.is_in_doubt = stream.is_accepted or sent.is_in_doubt
+                    raise
+                waiting.append(one)
+            if is_open and not waiting:
                 stream.end()
                 return
             outcome = stream.receive()
-            waiting -= 1
+            waiting.popleft()
             failure = self._count(call, outcome)
             if failure is not None:
                 stream.end()
@@ -411,7 +432,7 @@ class FlightWriter(BookedWriter):
         for later in call.sent:
             later.is_in_doubt = False  # nothing behind a failure is appended
         failure = error_from(outcome.failure)
-        if isinstance(failure, ServerStopping):
+        if isinstance(failure, ServerStopping | UnknownWriter):
             rest = one.batch.slice(outcome.written)
             call.sent.appendleft(Sent(rest, one.piece) if outcome.written else one)
             one.is_in_doubt = False
@@ -422,24 +443,23 @@ class FlightWriter(BookedWriter):
     def _handle(self, call: Call, failure: PenstockError) -> None:
         """Decide how to proceed with unanswered batches after a failed attempt."""
         self._drop_bulk()
-        if isinstance(failure, ServerStopping):
-            # It said what it has appended. The rest is for the server that comes after it.
-            self._connection.drop()
-            self._instance = ""
-            raise ConnectionLost(self._target.server, failure.reason)
         if isinstance(failure, ConnectionLost):
             self._connection.drop()
-            for one in call.sent:
-                one.is_in_doubt = True
-            raise failure
-        if not isinstance(failure, UnknownWriter):
-            raise failure
-        # Nothing of this attempt was appended. Of an earlier one, that is unknown.
-        if call.in_doubt:
+        if isinstance(failure, ServerStopping):
+            reason = failure.reason
+        elif isinstance(failure, UnknownWriter):
             reason = "the server was started anew, or has forgotten this writer"
+        else:
+            if isinstance(failure, ConnectionLost):
+                for one in call.sent:
+                    one.is_in_doubt = True
+            raise failure
+        # Nothing without an answer was appended, except perhaps by an earlier attempt. The rest is
+        # for a new writer, at the server that is there then.
+        if call.in_doubt:
             raise self._unacknowledged(call, reason)
         self._instance = ""
-        raise ConnectionLost(self._target.server, str(failure))
+        raise ConnectionLost(self._target.server, reason)
 
     def _open_again(self, call: Call) -> None:
         """Open a new writer, and renumber the unanswered batches from the start."""

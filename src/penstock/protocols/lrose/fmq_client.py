@@ -508,8 +508,13 @@ class ReceivedMessages:
     def hold(self, messages: Messages, seqs: Sequence[int]) -> None:
         """Convert received messages, and keep them."""
         payloads = messages.payloads
+        damaged: list[Loss] = []
+        failure: Malformed | None = None
         if any(messages.pre_compressed):
-            payloads, seqs, messages = self._unpacked(messages, seqs)
+            payloads, good, damaged, failure = self._unpacked(messages, seqs)
+            if len(good) < len(payloads):
+                payloads, seqs = [payloads[row] for row in good], [seqs[row] for row in good]
+                messages = messages.chosen(good)
         moments, count = messages.times, len(payloads)
         if moments and moments.count(moments[0]) == count:
             times = [moments[0] * _SECOND] * count  # one number for all of them
@@ -519,21 +524,25 @@ class ReceivedMessages:
             Message, list(seqs), times, messages.types, messages.subtypes, payloads
         )
         wanted = self._options.type
-        if wanted is None or self._options.filter == "server":
-            self.ready.extend(made)
-            return
-        chosen = [message for message in made if message.type == wanted]
-        self.filtered += len(payloads) - len(chosen)
-        self.ready.extend(chosen)
+        if wanted is not None and self._options.filter != "server":
+            made = [message for message in made if message.type == wanted]
+        # All that takes long is done: after an interrupt there, all of them are received again.
+        self.ready.extend(made)
+        self.failure = failure
+        self.filtered += count - len(made)
+        for loss in damaged:
+            self._lose(loss)
 
     def _unpacked(
         self, messages: Messages, seqs: Sequence[int]
-    ) -> tuple[list[bytes], Sequence[int], Messages]:
-        """Decompress payloads; stop before a damaged one, or skip it."""
+    ) -> tuple[list[bytes], list[int], list[Loss], Malformed | None]:
+        """Decompress payloads; stop before a damaged one, or skip it.
+
+        Returns the payloads, the rows that are readable, those that are not, and why it stopped.
+        """
         payloads = list(messages.payloads)
         good: list[int] = []
-        damaged: list[int] = []
-        failure: Malformed | None = None
+        damaged: list[Loss] = []
         for row, is_compressed in enumerate(messages.pre_compressed):
             if is_compressed and payloads[row]:
                 try:
@@ -541,18 +550,11 @@ class ReceivedMessages:
                 except Malformed as fault:
                     if self._options.damaged == "fail":
                         fault.hint = "damaged=skip counts it as lost and goes on"
-                        failure = fault
-                        break
-                    damaged.append(seqs[row])
+                        return payloads, good, damaged, fault
+                    damaged.append(Loss(seqs[row], seqs[row], DropReason.DAMAGED))
                     continue
             good.append(row)
-        # At the end: after an interrupt, all of them are received again.
-        self.failure = failure
-        for seq in damaged:
-            self._lose(Loss(seq, seq, DropReason.DAMAGED))
-        if len(good) == len(payloads):
-            return payloads, seqs, messages
-        return [payloads[row] for row in good], [seqs[row] for row in good], messages.chosen(good)
+        return payloads, good, damaged, None
 
     def _decompressed(self, messages: Messages, row: int) -> bytes:
         said = messages.uncompressed_lens[row]

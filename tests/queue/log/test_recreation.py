@@ -18,6 +18,7 @@ from penstock.core.errors import Unsupported
 from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
 from penstock.queue.log.endpoint import trim_log
+from penstock.queue.log.index import LOOK_AGAIN
 from penstock.queue.log.retention import Limits
 from support.interruption import Interrupted, interrupted_at_line
 from support.log_files import SMALL, log_reader, log_writer, segment_files, stored, url_of
@@ -344,6 +345,18 @@ def test_what_was_in_other_segments_of_a_removed_log_is_counted(path: Path) -> N
         assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
             (8, 19, DropReason.RECREATED)
         ]
+
+
+def test_counters_that_are_read_before_the_new_log_do_not_add_to_what_is_lost(path: Path) -> None:
+    with log_reader(path) as reader:
+        assert sum(1 for _ in reader.available()) == 20
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write_many([b"new"] * 30)
+        time.sleep(2 * LOOK_AGAIN)
+        reader.statistics()
+        assert [m.seq for m in reader.available()] == list(range(30))
+        assert (reader.statistics().lost, reader.statistics().restarts) == (0, 1)
 
 
 def test_a_writer_whose_segment_is_full_makes_the_removed_log_again(tmp_path: Path) -> None:

@@ -271,9 +271,15 @@ class LogReader(WideReader):
         end = self._end()
         return end - 1 if end > 0 else None
 
+    def first_here(self) -> int:
+        return 0
+
     def end_here(self) -> int:
-        end = self._end()
-        return end if self._file.is_named() else self._end_of_previous()
+        if self._file.is_named():
+            end = self._end()
+            if self._file.is_named():  # otherwise it may be the end of another log
+                return end
+        return self._end_of_previous()
 
     def bounds(self) -> Bounds:
         self._check_open()
@@ -525,7 +531,9 @@ class LogReader(WideReader):
             if previous is not None and previous.had(self._epoch):
                 return previous.head
         tip = self._index.last_tip()
-        return self._head if tip is None else max(self._head, tip.end)
+        if tip is None or tip.epoch not in self._epochs:
+            return self._head
+        return max(self._head, tip.end)
 
     # --- irregular cases -------------------------------------------------------------------------
 

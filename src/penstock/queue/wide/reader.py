@@ -280,6 +280,10 @@ class WideReader(
         """Tell whether its path still names the file that it reads."""
         return self._file.is_named()
 
+    def first_here(self) -> int:
+        """Return the first number of the stream that it reads, which may be removed by now."""
+        return self._file.field("first_seq")
+
     def end_here(self) -> int:
         """Return the next number of the stream that it reads, even if another has replaced it."""
         return self._head

@@ -138,9 +138,11 @@ class LogWriter(WideWriter):
                 undo.pop_all()
         finally:
             if self._file is not before[0]:  # even if a signal came right after the switch
-                self._seal_full()
-                # After that: what it syncs is then sealed on the disk, too.
-                self._keeper.roll(unsynced)
+                try:
+                    self._seal_full()
+                finally:
+                    # After that: what it syncs is then sealed on the disk, too.
+                    self._keeper.roll(unsynced)
         self._retain()
 
     def _stay(self, before: tuple[QueueFile, LockFile, Space], path: Path) -> None:

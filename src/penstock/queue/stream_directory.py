@@ -177,6 +177,18 @@ class StreamPlace(NamedTuple):
     def exists(self) -> bool:
         return Path(file_of(self.path)).exists()
 
+    def has(self, epoch: int) -> bool:
+        """Tell whether the stream is there, in this epoch or one that continues it."""
+        try:
+            file = QueueFile.open(self.path, writable=False)
+        except NotFound:
+            return False
+        except DamagedQueue:
+            return True  # unknown
+        found = {file.field("epoch"), *(one.epoch for one in file.header.lineage)}
+        file.close()
+        return epoch in found
+
     def owner(self) -> Owner:
         """Return its current or last creator; one without a name if unknown."""
         return Owner.of(self._owner_file) or Owner("", 0, alive=False)

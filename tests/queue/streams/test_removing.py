@@ -49,6 +49,19 @@ def test_who_closed_a_stream_does_not_remove_that_of_its_next_creator(
     assert list_streams(), "it was removed once, and this is another"
 
 
+@CREATORS
+def test_who_closed_a_stream_does_not_remove_the_one_that_was_made_anew_since(
+    creator: type[OutputStream | InputStream],
+) -> None:
+    kind = StreamKind.OUTPUT if creator is OutputStream else StreamKind.INPUT
+    first = creator.create(STREAM, owner="me")
+    first.close()
+    remove_stream(STREAM, kind)
+    creator.create(STREAM, owner="somebody else").close()
+    first.remove()
+    assert [state.owner for state in list_streams()] == ["somebody else"]
+
+
 def test_what_is_in_a_removed_stream_can_be_read_to_its_end_by_those_who_have_it() -> None:
     output = OutputStream.create(STREAM, owner="me")
     output.write_many([b"0", b"1"])

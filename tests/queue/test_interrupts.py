@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import open_reader, open_writer
-from support.interruption import Interrupted, interrupted_after
+from support.interruption import Interrupted, interrupted_after, interrupted_at_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.core.interfaces import Reader
     from penstock.core.message import Message
 
 # A signal that is raised within a finalizer gets to nobody.
@@ -60,6 +62,66 @@ def test_what_an_interrupted_read_took_comes_again(tmp_path: Path, kind: str, wa
             assert after.bytes - before.bytes == expected
             assert after.filtered - before.filtered == count - expected
             assert after.lost == 0
+
+
+#: URLs of streams that have place for 20 messages, a log in three segments.
+SMALL = {
+    "ring": "fmq:{}/queue?slots=64&size=64k",
+    "compressed ring": "fmq:{}/queue?slots=64&size=64k&compress=lz4",
+    "log": "log:{}/log?segment=64k&segment_slots=8&sync=none",
+    "compressed log": "log:{}/log?segment=64k&segment_slots=8&sync=none&compress=lz4",
+}
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("by", ["one", "many", "batch", "available"])
+@pytest.mark.parametrize("wanted", ["", "&type=0"], ids=["all", "filtered"])
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
+    tmp_path: Path, kind: str, wanted: str, by: str, step: int
+) -> None:
+    url = SMALL[kind].format(tmp_path)
+    with open_writer(url) as writer:
+        for number in range(20):
+            writer.write(b"%d" % number, type=int(number % 4 == 3))
+    expected = [i for i in range(20) if not wanted or i % 4 != 3]
+    with open_reader(f"{url.partition('?')[0]}?hold=h{wanted}") as reader:
+        for line in itertools.count(1, step):
+            reader.seek("start")
+            before = reader.statistics()
+            found: list[int] = []
+            try:
+                with interrupted_at_line(line, "penstock/queue"):
+                    take(reader, by, found)
+            except Interrupted as place:
+                where = f"at {place}"
+                take(reader, "many", found)
+            else:
+                return
+            assert found == expected, where
+            after = reader.statistics()
+            assert after.messages - before.messages == len(expected), where
+            assert after.filtered - before.filtered == 20 - len(expected), where
+            assert after.lost == 0, where
+
+
+def take(reader: Reader, by: str, found: list[int]) -> None:
+    """Add the numbers of all messages to `found`, as the calls return them."""
+    while True:
+        match by:
+            case "one":
+                message = reader.read(0)
+                taken = [] if message is None else [message.seq]
+            case "many":
+                taken = [each.seq for each in reader.read_many(100)]
+            case "batch":
+                taken = reader.read_batch(100).column("seq").to_pylist()
+            case _:
+                taken = []
+                found.extend(each.seq for each in reader.available())
+        found += taken
+        if not taken:
+            return
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["many", "one"])

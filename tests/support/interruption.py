@@ -1,17 +1,20 @@
-"""How does a test interrupt a call by a signal?"""
+"""How does a test interrupt a call, by a signal or as one would?"""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import signal
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
+    from typing import Any
 
-__all__ = ["Interrupted", "interrupted_after"]
+__all__ = ["Interrupted", "interrupted_after", "interrupted_at_line"]
 
 
 class Interrupted(BaseException):
@@ -33,4 +36,26 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        gc.enable()
+
+
+@contextmanager
+def interrupted_at_line(number: int, folder: str) -> Iterator[None]:
+    """Raise `Interrupted` before a line of the modules in `folder` is run, counted from now on."""
+    lines = itertools.count(1)
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if f"/{folder}/" not in frame.f_code.co_filename:
+            return None
+        if event in {"call", "line"} and next(lines) == number:
+            sys.settrace(None)
+            raise Interrupted(f"line {frame.f_lineno} of {frame.f_code.co_filename}")
+        return trace
+
+    gc.disable()  # as above
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
         gc.enable()

@@ -104,20 +104,15 @@ def list_places(directory: str | os.PathLike[str] | None = None) -> list[StreamP
 
 
 def remove_stream(
-    stream: StreamId,
-    kind: StreamKind,
-    directory: str | os.PathLike[str] | None = None,
-    *,
-    epoch: int | None = None,
+    stream: StreamId, kind: StreamKind, directory: str | os.PathLike[str] | None = None
 ) -> None:
     """Remove a stream whose creator is gone.
 
-    :param epoch: the epoch of its queue; one that was created anew since is another stream
     :raises AlreadyOwned: the stream has a live creator.
     :raises NotFound: there is no such stream.
     """
     place = StreamPlace.of(stream, kind, directory)
-    if not place.exists() or epoch not in {None, place.epoch()}:
+    if not place.exists():
         raise place.not_found()
     with place.claimed("penstock, which removes it") as ownership:
         place.remove(ownership)
@@ -182,16 +177,17 @@ class StreamPlace(NamedTuple):
     def exists(self) -> bool:
         return Path(file_of(self.path)).exists()
 
-    def epoch(self) -> int:
-        """Return the epoch of its queue.
-
-        :raises NotFound: there is no such stream.
-        """
-        file = QueueFile.open(self.path, writable=False)
+    def has(self, epoch: int) -> bool:
+        """Tell whether the stream is there, in this epoch or one that continues it."""
         try:
-            return file.field("epoch")
-        finally:
-            file.close()
+            file = QueueFile.open(self.path, writable=False)
+        except NotFound:
+            return False
+        except DamagedQueue:
+            return True  # unknown
+        found = {file.field("epoch"), *(one.epoch for one in file.header.lineage)}
+        file.close()
+        return epoch in found
 
     def owner(self) -> Owner:
         """Return its current or last creator; one without a name if unknown."""

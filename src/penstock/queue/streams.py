@@ -6,17 +6,16 @@ its creator and written by any process (N:1).
 
 from __future__ import annotations
 
-import contextlib
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from penstock.core.errors import CursorInUse, InvalidOption, NotFound
+from penstock.core.errors import CursorInUse, InvalidOption
 from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.options import Creation
-from penstock.queue.stream_directory import StreamKind, StreamPlace, remove_stream
+from penstock.queue.stream_directory import StreamKind, StreamPlace
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.reader import WideReader, open_wide_reader
 from penstock.queue.wide.writer import WideWriter, open_wide_writer
@@ -94,7 +93,8 @@ class _Created(ABC):
         self.stream = place.stream
         self._place = place
         self._ownership: Ownership | None = None
-        self._epoch_made = file.field("epoch")
+        #: Of its queue, as of `close`.
+        self._last_epoch = file.field("epoch")
         self._begin(options, file)
         self._ownership = ownership
 
@@ -104,10 +104,12 @@ class _Created(ABC):
             return
         if self._ownership.is_held:
             self._place.remove(self._ownership)
-        else:
-            where = self.stream, self._kind, self._place.directory
-            with contextlib.suppress(NotFound):  # removed by another process meanwhile
-                remove_stream(*where, epoch=self._epoch_made)
+        elif self._place.has(self._last_epoch):
+            with self._place.claimed("penstock, which removes it") as ownership:
+                if self._place.has(self._last_epoch):  # still
+                    self._place.remove(ownership)
+                else:
+                    ownership.release(remove=not self._place.exists())
         self._ownership = None
 
     @abstractmethod
@@ -152,6 +154,8 @@ class OutputStream(_Created, WideWriter):
         WideWriter.__init__(self, self._place.url, self._place.path, options, file)
 
     def close(self) -> None:
+        if not self._is_closed:
+            self._last_epoch = self._file.field("epoch")
         super().close()
         if self._is_closed and self._ownership is not None:
             self._ownership.release()
@@ -159,7 +163,7 @@ class OutputStream(_Created, WideWriter):
     def remove(self) -> None:
         """Close and remove the stream. Open readers can read it to its end.
 
-        :raises AlreadyOwned: it was closed before, and has another live creator.
+        :raises AlreadyOwned: it was closed before, and another live creator has taken it over.
         """
         super().close()
         self._remove()
@@ -218,6 +222,8 @@ class InputStream(_Created, WideReader):
         WideReader.__init__(self, self._place.url, path, Position.START, options, file)
 
     def _close(self, *, finished: bool) -> None:
+        if not self._is_closed:
+            self._last_epoch = self._numbers_of
         super()._close(finished=finished)
         if self._is_closed and self._ownership is not None:
             self._ownership.release()
@@ -225,7 +231,7 @@ class InputStream(_Created, WideReader):
     def remove(self) -> None:
         """Close and remove the stream with its unread messages. Close its producers before.
 
-        :raises AlreadyOwned: it was closed before, and has another live creator.
+        :raises AlreadyOwned: it was closed before, and another live creator has taken it over.
         """
         super()._close(finished=True)
         self._remove()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from penstock.core.errors import AlreadyExists
 from penstock.queue.classic import sysv
 from penstock.queue.endpoint import check
 from support.processes import shared_memory_path
-from support.queue_files import numbered, reader_of, writer_of
+from support.queue_files import check_queue, numbered, reader_of, writer_of
 
 
 def write_on_both_sides_of_a_fork(path: str, count: int) -> None:
@@ -78,6 +79,30 @@ def test_a_writer_that_two_threads_use_at_once_refuses_and_stays_whole(queue_pat
         assert writer.statistics().refused >= refused
         assert writer.write(b"alone again") > 0
     assert check(f"fmq:{queue_path}") > 0
+
+
+@pytest.mark.parametrize("by", ["one", "many"])
+def test_a_message_counts_once_if_another_thread_was_writing(queue_path: str, by: str) -> None:
+    calls, payloads = 3000, [bytes(2000)] * (1 if by == "one" else 10)
+    offered = 2 * calls * len(payloads)
+
+    def write() -> None:
+        for _ in range(calls):
+            with suppress(RuntimeError):
+                if by == "one":
+                    writer.write(payloads[0])
+                else:
+                    writer.write_many(payloads)
+
+    with writer_of(queue_path, slots=offered, size=300_000_000) as writer:
+        threads = [threading.Thread(target=write) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        books = writer.statistics()
+    assert books.messages == check_queue(queue_path).youngest_id + 1
+    assert books.messages + books.refused == offered
 
 
 def test_a_wrong_key_does_not_take_the_memory_of_another_queue(tmp_path: Path) -> None:

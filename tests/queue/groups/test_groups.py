@@ -559,6 +559,39 @@ def test_a_stream_created_anew_is_read_from_its_start(url: str, options: dict[st
             assert one.group().lost >= 4
 
 
+@pytest.mark.parametrize("is_removed", [False, True], ids=["replaced", "removed"])
+@pytest.mark.parametrize("options", [{}, {"key": "type"}], ids=["", "ordered"])
+def test_what_a_stream_made_anew_has_removed_already_is_lost_for_its_group(
+    url: str, options: dict[str, str], is_removed: bool
+) -> None:
+    is_log = url.startswith("log:")
+    small = "segment_slots=8&segment=64k&sync=none" if is_log else "slots=8&size=64k"
+    with open_writer(f"{url}?{small}&create=always") as writer:
+        fill(writer, 4)
+    with member(url, **options) as reader:
+        reader.ack(reader.read_many(4))
+        if is_removed:
+            remove(url, force=True)
+        with open_writer(f"{url}?{small}&create=always") as writer:
+            fill(writer, 20)
+            if is_log:
+                trim_log(url, Limits(before_seq=16))
+            oldest = 20 - describe(url).count
+            came: list[int] = []
+            while not came or came[-1] < 19:
+                messages = reader.read_many(20, timeout=10)
+                assert messages
+                came += numbers(messages)
+            reader.acknowledge()
+            assert came == list(range(oldest, 20))
+            assert oldest > 10
+            assert (reader.statistics().lost, reader.group().lost) == (oldest, oldest)
+            assert reader.statistics().restarts == 1
+            group = reader.group()
+            assert group.acked == 20 - oldest + (0 if is_removed else 4)
+            assert group.lag == 0
+
+
 def test_a_stream_that_is_removed_with_its_groups_is_waited_for_and_read_when_it_is_back(
     url: str,
 ) -> None:

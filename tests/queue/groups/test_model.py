@@ -227,7 +227,7 @@ class GroupMachine(RuleBasedStateMachine):
         bounds = Bounds(self.epoch, 0, cut, tuple(self.lineage))
         leases = self.members[data.draw(st.sampled_from(sorted(self.members)))]
         assert leases.take(1, self.end, {self.epoch}) is None, "numbers of another epoch"
-        leases.renumber(lambda: (bounds, 0))
+        leases.renumber(lambda: (bounds, 0, 0))
         self.end = cut
         self.reverted += sum(bool(known.ending) for known in self.known[cut:])
         del self.known[cut:]

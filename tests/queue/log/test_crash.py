@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 from pathlib import Path
 
@@ -299,33 +298,6 @@ def test_an_interrupted_roll_can_be_done_again(
     log_writer(log).close()
     assert states(log).count("live") == 1
     assert stored(log) == [bytes(1000)] * 7 + [b"fits"] + [b"y"] * 20
-
-
-def test_a_flush_after_an_interrupted_roll_syncs_the_segment_that_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "log"
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    synced: list[str] = []
-
-    def fdatasync(descriptor: int) -> None:
-        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        sync(descriptor)
-
-    sync = os.fdatasync
-    with log_writer(log, SMALL.replace("sync=none", "sync=1h")) as writer:
-        writer.write_many([b"x"] * 8)
-        with monkeypatch.context() as patch:
-            patch.setattr("penstock.queue.log.writer.seal", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                writer.write(b"does not fit")
-        writer.write_many([b"y"] * 3)
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
-        writer.flush()
-        assert writer._file.path in synced
 
 
 def test_a_roll_that_is_interrupted_after_the_switch_is_undone(

@@ -18,7 +18,9 @@ from penstock.core.errors import Unsupported
 from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
 from penstock.queue.log.endpoint import trim_log
+from penstock.queue.log.index import LOOK_AGAIN
 from penstock.queue.log.retention import Limits
+from support.interruption import Interrupted, interrupted_at_line
 from support.log_files import SMALL, log_reader, log_writer, segment_files, stored, url_of
 from support.waiting import SOON, background, waits
 
@@ -273,7 +275,8 @@ def test_what_is_left_in_a_removed_log_comes_first(path: Path) -> None:
         shutil.rmtree(path)
         with log_writer(path) as writer:
             writer.write_many([b"new"] * 10)
-            assert [(m.seq, m.payload == b"new") for m in reader.read_many(100)] == [
+            found = [*reader.read_many(100), *reader.read_many(100)]
+            assert [(m.seq, m.payload == b"new") for m in found] == [
                 (17, False),
                 (18, False),
                 (19, False),
@@ -282,16 +285,78 @@ def test_what_is_left_in_a_removed_log_comes_first(path: Path) -> None:
         assert reader.statistics().lost == 0
 
 
+@pytest.mark.parametrize("damaged", ["fail", "skip"])
+@pytest.mark.parametrize("by", ["many", "batch"])
+def test_a_call_returns_messages_of_one_log_only(path: Path, by: str, damaged: str) -> None:
+    def read() -> list[int]:
+        if by == "many":
+            return [message.seq for message in reader.read_many(100)]
+        found: list[int] = reader.read_batch(100).column("seq").to_pylist()
+        return found
+
+    with log_reader(path, f"damaged={damaged}", start=17) as reader:
+        epoch = reader.epoch
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write_many([b"new"] * 10)
+        assert read() == [17, 18, 19]
+        assert reader.epoch == epoch
+        assert [*read(), *read()] == list(range(10))
+        assert reader.epoch != epoch
+        assert (reader.statistics().lost, reader.statistics().restarts) == (0, 1)
+
+
+# What is raised within a finalizer gets to nobody.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_read_that_is_interrupted_while_it_finds_the_new_log_takes_nothing(
+    tmp_path: Path,
+) -> None:
+    for line in itertools.count(1, 31):
+        path = tmp_path / f"{line}"
+        with log_writer(path) as writer:
+            writer.write_many([b"old"] * 20)
+        with log_reader(path, start=17) as reader:
+            shutil.rmtree(path)
+            with log_writer(path) as writer:
+                writer.write_many([b"new"] * 10)
+            found: list[int] = []
+            is_interrupted = True
+            with contextlib.suppress(Interrupted), interrupted_at_line(line, "penstock/queue"):
+                for _ in range(3):
+                    found += [message.seq for message in reader.read_many(100)]
+                is_interrupted = False
+            while len(found) < 13 and (taken := reader.read_many(100, timeout=SOON)):
+                found += [message.seq for message in taken]
+            assert found == [17, 18, 19, *range(10)], f"at line {line}"
+            books = reader.statistics()
+            assert (books.messages, books.lost, books.restarts) == (13, 0, 1), f"at line {line}"
+        if not is_interrupted:
+            return
+
+
 def test_what_was_in_other_segments_of_a_removed_log_is_counted(path: Path) -> None:
     with log_reader(path) as reader:
         assert len(reader.read_many(3)) == 3
         shutil.rmtree(path)
         with log_writer(path) as writer:
             writer.write(b"new")
-            assert [m.seq for m in reader.read_many(100)] == [3, 4, 5, 6, 7, 0]
+            assert [m.seq for m in reader.read_many(100)] == [3, 4, 5, 6, 7]
+            assert [m.seq for m in reader.read_many(100)] == [0]
         assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
             (8, 19, DropReason.RECREATED)
         ]
+
+
+def test_counters_that_are_read_before_the_new_log_do_not_add_to_what_is_lost(path: Path) -> None:
+    with log_reader(path) as reader:
+        assert sum(1 for _ in reader.available()) == 20
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write_many([b"new"] * 30)
+        time.sleep(2 * LOOK_AGAIN)
+        reader.statistics()
+        assert [m.seq for m in reader.available()] == list(range(30))
+        assert (reader.statistics().lost, reader.statistics().restarts) == (0, 1)
 
 
 def test_a_writer_whose_segment_is_full_makes_the_removed_log_again(tmp_path: Path) -> None:

@@ -466,3 +466,33 @@ def test_all_files_of_a_log_have_its_mode_whatever_the_umask(tmp_path: Path) -> 
     assert {path.name for path in found} >= {"log.json", "lock", "cursors", "g.lock", "g.state"}
     assert {mode for path, mode in found.items() if path.is_file()} == {0o660}
     assert {mode for path, mode in found.items() if path.is_dir()} == {0o770}
+
+
+def test_a_flush_syncs_the_segment_that_is_written_though_a_signal_came_when_it_was_begun(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fdatasync
+
+    def note(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with log_writer(path, f"{SIZES}&sync=1h") as writer:
+        fill = [b"old"] * 8
+        writer.write_many(fill)
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.queue.log.writer.seal", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                writer.write(b"interrupted")
+        writer.write_many([b"new"] * 3)
+        monkeypatch.setattr(os, "fdatasync", note)
+        writer.flush()
+        *_, newest = segment_files(path)
+        assert str(newest) in synced
+        books = writer.statistics()
+    assert books.messages + books.refused == 12
+    assert len(stored(path)) == books.messages

@@ -50,12 +50,13 @@ def test_who_closed_a_stream_does_not_remove_that_of_its_next_creator(
 
 
 @CREATORS
-def test_a_stream_that_was_made_anew_since_it_was_closed_is_not_removed(
+def test_who_closed_a_stream_does_not_remove_the_one_that_was_made_anew_since(
     creator: type[OutputStream | InputStream],
 ) -> None:
+    kind = StreamKind.OUTPUT if creator is OutputStream else StreamKind.INPUT
     first = creator.create(STREAM, owner="me")
     first.close()
-    remove_stream(STREAM, first._kind)
+    remove_stream(STREAM, kind)
     creator.create(STREAM, owner="somebody else").close()
     first.remove()
     assert [state.owner for state in list_streams()] == ["somebody else"]

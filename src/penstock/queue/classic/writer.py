@@ -157,7 +157,10 @@ class ClassicWriter(BookedWriter):
             )
         except OverflowError:
             return None
-        except BaseException as error:  # another thread is writing, the disk fails, or a signal
+        except RuntimeError:  # another thread is writing: the count is of its message
+            self._refused += 1
+            raise
+        except BaseException as error:  # the disk fails, or a signal
             if self._count_written([(payload, end - begin, type, subtype, now, 0)], 0):
                 self._last_seq = self._youngest  # the signal came after that
             else:
@@ -261,17 +264,19 @@ class ClassicWriter(BookedWriter):
                     outcome = self._appender.append(entries, done, now, blocking, False)
                     if outcome == BUSY:
                         outcome = self._append_in_turn(entries, done, now)
-                finally:  # a signal may be raised after they were written
+                except RuntimeError:  # another thread is writing: the count is of its messages
+                    raise
+                except BaseException:  # a signal may be raised after they were written
                     done += self._count_written(entries, done)
+                    raise
+                done += self._count_written(entries, done)
                 if outcome == WRITTEN:
                     setbacks = 0
                     waiting = None
                     continue
                 setbacks += 1 if outcome == IRREGULAR else 0
                 if outcome == WAIT:
-                    if waiting is None:
-                        waiting = _ReaderWait(self.url, self._options.timeout, self._warn)
-                        _warn_if_buffer_wraps_first(read_status(self._device), self._warn)
+                    waiting = waiting or self._reader_wait()
                     self._waited += waiting.pause()
                 else:
                     self._resolve(outcome, entries[done], now, setbacks)
@@ -293,6 +298,10 @@ class ClassicWriter(BookedWriter):
             self._bytes += sum([entry[1] for entry in entries[start : start + written]])
             self._youngest = unwrap(self._appender.last_id, self._youngest)
         return written
+
+    def _reader_wait(self) -> _ReaderWait:
+        _warn_if_buffer_wraps_first(read_status(self._device), self._warn)
+        return _ReaderWait(self.url, self._options.timeout, self._warn)
 
     def _append_in_turn(self, entries: list[Entry], done: int, now: int) -> int:
         """Wait for the writers' lock, then append."""

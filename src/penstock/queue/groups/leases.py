@@ -358,14 +358,15 @@ class Leases(Closable):
 
     # --- epochs --------------------------------------------------------------------------------
 
-    def renumber(self, find: Callable[[], tuple[Bounds, int]]) -> list[Loss] | None:
+    def renumber(self, find: Callable[[], tuple[Bounds, int, int]]) -> list[Loss] | None:
         """Adopt the current epoch of the stream.
 
-        :param find: returns the bounds of the stream, and its last known end
+        :param find: returns the bounds of the stream, its first number ever, and its last known end
+            before it was recreated
         :returns: the losses, if the stream was recreated; None: the stream continues
         """
         with self._file.turn() as state:
-            bounds, known_end = find()
+            bounds, first, known_end = find()
             cut = bounds.successor(state.epoch, state.map.next)
             if cut is not None:
                 if (cut := min(cut, bounds.end)) < state.map.next or bounds.epoch != state.epoch:
@@ -376,8 +377,9 @@ class Leases(Closable):
                 gone.append((state.map.next, known_end))
             if gone:
                 self._file.add(Settle(Ending.RECREATED, gone))
-            self._file.add(Restart(bounds.epoch, bounds.oldest))
-        return [Loss(first, end - 1, DropReason.RECREATED) for first, end in gone]
+            # What is removed of it already is settled as lost when it is read.
+            self._file.add(Restart(bounds.epoch, first))
+        return [Loss(at, end - 1, DropReason.RECREATED) for at, end in gone]
 
     # --- counters and closing ------------------------------------------------------------------
 

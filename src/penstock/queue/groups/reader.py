@@ -19,7 +19,6 @@ from penstock.core.endpoints import open_writer
 from penstock.core.errors import Closed, NotFound, PenstockError, PositionError, Unsupported
 from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP, Reader
 from penstock.core.overflow import DropReason
-from penstock.core.position import Position
 from penstock.core.statistics import LoggedLosses, Loss, ReaderStatistics
 from penstock.queue.groups.leases import Leases
 from penstock.queue.groups.settled import SettledMap, Span, runs_of
@@ -123,7 +122,8 @@ class GroupReader(Reader, Grouped):
             file.close()
             raise
         try:
-            self._count_restart(leases.renumber(lambda: (self._stream.bounds(), 0)))
+            stream = self._stream
+            self._count_restart(leases.renumber(lambda: (stream.bounds(), stream.first_here(), 0)))
         except BaseException:
             leases.close()
             raise
@@ -151,9 +151,9 @@ class GroupReader(Reader, Grouped):
         self._note_end()
         known_end = self._last_end
 
-        def find() -> tuple[Bounds, int]:
+        def find() -> tuple[Bounds, int, int]:
             # Within this member's turn: no member may apply older bounds after newer ones.
-            return self._open_anew(), known_end
+            return self._open_anew(), self._stream.first_here(), known_end
 
         with suppress(NotFound):  # otherwise it was removed, and is not recreated yet
             try:
@@ -171,7 +171,7 @@ class GroupReader(Reader, Grouped):
         left, newest = self._leases, self._newest
         is_another = self._open_anew().epoch != newest
         if is_another:
-            self._stream.seek(Position.START)
+            self._stream.seek(self._stream.first_here())
         self._has_begun = False
         self._leases = self._join()
         if self._has_begun and is_another:

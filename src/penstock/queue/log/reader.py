@@ -22,7 +22,7 @@ from penstock.queue.log.index import LOOK_AGAIN, SegmentIndex, Tip
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, load_settings
 from penstock.queue.wide.compression import CompressedReader
-from penstock.queue.wide.layout import State
+from penstock.queue.wide.layout import Compression, State
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.reader import WideReader
 
@@ -53,6 +53,10 @@ _BEING_MADE: Final = 1.0
 _FOREIGN: Final = "it is of another log, or was damaged; damaged=skip counts it as lost and goes on"
 
 
+class _ForNextCall(PenstockError):
+    """Ends a call that holds messages: what comes behind them is counted by the next call."""
+
+
 class LogReader(WideReader):
     """Reads a log while it is written: segment after segment, each as a wide queue."""
 
@@ -66,6 +70,7 @@ class LogReader(WideReader):
         #: When to check next for messages after a segment that seems to be the newest.
         self._look_at, self._has_left, self._looked_through = 0.0, False, 0
         self._skips_to_newest = False
+        #: Whether the present call has messages, and looks for more behind them.
         self._is_collecting = False
         self._known_lineage: tuple[int, tuple[Ancestor, ...]] | None = None
         wide = WideOptions(
@@ -84,17 +89,22 @@ class LogReader(WideReader):
 
     def _use(self, file: QueueFile, next_seq: int) -> None:
         """Switch to this segment, at `next_seq`."""
-        epoch = file.field("epoch")
-        if epoch != self._epoch and self._is_of_this_log(epoch):
-            self._epoch = epoch
-        elif epoch != self._epoch:
-            self._take_up_anew(file)
-        self._read_from(file)
-        self._next = next_seq
-        old, self._file, self._path = self._file, file, file.path
+        epoch, path, old = file.field("epoch"), file.path, self._file
+        before = self._next, self._epoch, self._epochs, self._restarts
+        self._look_at, self._has_left, self._looked_through = 0.0, False, 0
+        try:
+            if epoch != self._epoch and self._is_of_this_log(epoch):
+                self._epoch = epoch
+            elif epoch != self._epoch:
+                self._take_up_anew(file)
+            self._read_from(file)
+            self._next, self._file, self._path = next_seq, file, path
+        except BaseException:  # also a signal: it goes on in the one that it has
+            self._read_from(old)
+            self._next, self._epoch, self._epochs, self._restarts = before
+            raise
         if old is not file:
             old.close()
-        self._look_at, self._has_left, self._looked_through = 0.0, False, 0
         if file.field("state") != State.LIVE:
             with suppress(NotFound, StorageError):  # remember its end, should it be removed
                 self._index.tip()
@@ -170,7 +180,10 @@ class LogReader(WideReader):
         return self._file.field("state") == State.LIVE and not self._is_left()
 
     def _other_log(self) -> QueueFile | None:
-        """Map the oldest segment if the log was replaced by another, or return None."""
+        """Map the oldest segment if the log was replaced by another, or return None.
+
+        :raises _ForNextCall: it was, and the present call has messages of this one.
+        """
         try:
             file = self._index.open_oldest()
         except (NotFound, DamagedQueue):
@@ -178,6 +191,9 @@ class LogReader(WideReader):
         if self._is_of_this_log(file.field("epoch")):
             file.close()
             return None
+        if self._is_collecting:
+            file.close()
+            raise _ForNextCall(f"{self.url} was created anew")
         return file
 
     def seek(self, position: PositionLike) -> None:
@@ -255,9 +271,15 @@ class LogReader(WideReader):
         end = self._end()
         return end - 1 if end > 0 else None
 
+    def first_here(self) -> int:
+        return 0
+
     def end_here(self) -> int:
-        end = self._end()
-        return end if self._file.is_named() else self._end_of_previous()
+        if self._file.is_named():
+            end = self._end()
+            if self._file.is_named():  # otherwise it may be the end of another log
+                return end
+        return self._end_of_previous()
 
     def bounds(self) -> Bounds:
         self._check_open()
@@ -291,42 +313,64 @@ class LogReader(WideReader):
 
     def _take(self, limit: int) -> list[Message]:
         self._confirm()
+        self._has_taken = False
+        try:
+            return self._collect_segments(limit)
+        except BaseException:
+            self._put_back()
+            raise
+
+    def _collect_segments(self, limit: int) -> list[Message]:
+        """Return up to `limit` available messages, with no loss between them."""
         messages: list[Message] = []
-        before: tuple[int, int] | None = None
+        take = super()._take
         try:
             while len(messages) < limit:
-                messages += super()._take(limit - len(messages))
-                if len(messages) < limit:
-                    if messages and before is None:
-                        before = self._counters_before(messages)
-                    if not self._next_segment():
-                        break
+                messages += take(limit - len(messages))
+                if messages:
+                    self._is_collecting, take = True, super()._take_more
+                    if self._next < self._head:
+                        break  # the limit, or a bad message, which is for the next call
+                if not self._next_segment():
+                    break
         except PenstockError:
             if not messages:  # otherwise the next call raises it
                 raise
-        except BaseException:
-            if messages:
-                self._unread(messages, *(before or self._counters_before(messages)))
-            raise
+        finally:
+            self._is_collecting = False
         return messages
 
-    def _counters_before(self, run: list[Message]) -> tuple[int, int]:
-        """Return how many were filtered, and how many restarts were, before a run just taken."""
-        between = self._next - run[0].seq - len(run)
-        return self._filtered - between, self._restarts
-
-    def _unread(self, messages: list[Message], filtered: int, restarts: int) -> None:
-        """Return to the first of `messages`, which an interrupted call took and does not return."""
-        self._messages -= len(messages)
-        self._bytes -= sum(len(message.payload) for message in messages)
-        self._filtered = filtered
-        if restarts == self._restarts:
-            self._seek_segment(messages[0].seq)
-        else:  # they are in no log any more
-            self._lose(messages[0].seq, messages[-1].seq, DropReason.RECREATED)
+    def _put_back(self) -> None:
+        """Return to the start of what the last call took, and did not return."""
+        if not self._has_taken:
+            return
+        end = self._next
+        super()._put_back()
+        if self._next >= self._file.field("first_seq"):
+            return
+        if self._file.is_named():
+            self._seek_segment(self._next)
+        else:  # the earlier segments are gone
+            self._lose(self._next, end - 1, DropReason.RECREATED)
+            self._next = end
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
-        batches = [super()._read_columns(n, timeout, origins=origins)]
+        self._has_taken = False
+        try:
+            batches = [super()._read_columns(n, timeout, origins=origins)]
+            if self._options.type is None and self._file.compression is Compression.NONE:
+                self._add_segments(batches, n, origins=origins)
+            if len(batches) == 1:
+                return batches[0]
+            import pyarrow as pa  # noqa: PLC0415 - only for batches
+
+            return pa.concat_batches(batches)
+        except BaseException:
+            self._put_back()
+            raise
+
+    def _add_segments(self, batches: list[Batch], n: int, *, origins: bool) -> None:
+        """Add batches of the next segments to the first one, up to `n` messages in all."""
         left = n - batches[0].num_rows
         self._is_collecting = True  # confirm nothing before it is returned
         try:
@@ -339,11 +383,6 @@ class LogReader(WideReader):
             pass  # the next call raises it
         finally:
             self._is_collecting = False
-        if len(batches) == 1:
-            return batches[0]
-        import pyarrow as pa  # noqa: PLC0415 - only for batches
-
-        return pa.concat_batches(batches)
 
     def _wait_for_run(self, n: int, timeout: float | None) -> int:
         while not (count := super()._wait_for_run(n, timeout)) and n > 0 and self._next_segment():
@@ -415,14 +454,14 @@ class LogReader(WideReader):
             return True  # removed by retention meanwhile: retry
         except DamagedQueue as error:
             return self._step_over(number, error)
-        self._next = self._next_in(following.field("epoch"))
-        if number > self._next:
+        next_seq = self._next_in(following.field("epoch"))
+        if number > next_seq:
             # A gap between segments is damage; messages before the oldest segment were removed
             # by retention.
             is_in_a_gap = any(older < number for older in numbers_of(self._index.folder))
             reason = DropReason.DAMAGED if is_in_a_gap else DropReason.RETENTION
-            self._lose(self._next, number - 1, reason)
-        self._use(following, max(self._next, number))
+            self._lose(next_seq, number - 1, reason)
+        self._use(following, max(next_seq, number))
         return True
 
     def _next_in(self, epoch: int) -> int:
@@ -444,10 +483,10 @@ class LogReader(WideReader):
         return DamagedQueue(str(path), "epoch", 16, self._epoch, "another", hint=_FOREIGN)
 
     def _skip_to_newest(self) -> bool:
-        self._skips_to_newest = False
         newest = max(self._next, self._index.last())
         if newest > self._next:
             self._lose(self._next, newest - 1, DropReason.RETENTION)
+        self._skips_to_newest = False
         self._seek_segment(newest)
         return True
 
@@ -492,16 +531,20 @@ class LogReader(WideReader):
             if previous is not None and previous.had(self._epoch):
                 return previous.head
         tip = self._index.last_tip()
-        return self._head if tip is None else max(self._head, tip.end)
+        if tip is None or tip.epoch not in self._epochs:
+            return self._head
+        return max(self._head, tip.end)
 
     # --- irregular cases -------------------------------------------------------------------------
 
     def _lapped(self, first: int, oldest: int) -> int:
-        self._skips_to_newest = self._options.resume == "newest"
         self._lose(first, oldest - 1, DropReason.OVERRUN)
+        self._skips_to_newest = self._options.resume == "newest"
         return oldest
 
     def _lose(self, first: int, last: int, reason: DropReason) -> None:
+        if self._is_collecting:
+            raise _ForNextCall(f"{self.url}: lost {first} to {last}")
         if reason is DropReason.OVERRUN:  # a log overwrites nothing
             is_replaced = self._file.field("state") == State.REPLACED
             reason = DropReason.RECREATED if is_replaced else DropReason.RETENTION

@@ -140,7 +140,8 @@ class LogWriter(WideWriter):
             if self._file is not before[0]:  # even if a signal came right after the switch
                 try:
                     self._seal_full()
-                finally:  # after that: what it syncs is then sealed on the disk, too
+                finally:
+                    # After that: what it syncs is then sealed on the disk, too.
                     self._keeper.roll(unsynced)
         self._retain()
 

@@ -3,6 +3,11 @@
  * A part of _ring.c: `RingReader`, the base of the reader.
  */
 
+/* A position, and what was counted before it. */
+typedef struct {
+    uint64_t next, messages, bytes, filtered;
+} Place;
+
 typedef struct {
     Mapped mapped;
     penstock_ring ring;
@@ -19,7 +24,21 @@ typedef struct {
     uint64_t acknowledged; /* as in the table */
     int64_t looked;        /* when the path was last checked by Python */
     uint64_t messages, bytes, filtered;
+    bool has_taken; /* the last call took messages */
+    Place taken;    /* their start, until they are returned */
 } Reader;
+
+/* Before the messages from `first` on are counted: note their start, unless the call has taken others. */
+static void begin_taking(Reader *self, const Place *start) {
+    if (!self->has_taken)
+        self->taken = *start;
+    self->has_taken = true;
+}
+
+static void go_back(Reader *self, const Place *to) {
+    self->next = to->next, self->messages = to->messages;
+    self->bytes = to->bytes, self->filtered = to->filtered;
+}
 
 /* Store this reader's position in the table: all messages returned before this call are done. */
 static void acknowledge(Reader *self) {
@@ -209,19 +228,18 @@ static PyObject *take_one(Reader *self, bool in_place) {
  * call they would raise before the caller has what it took. */
 static bool is_interrupted(Reader *self) { return PyErr_CheckSignals() != 0 || self->mapped.closing; }
 
-/* Append available messages to a list, up to `limit`. */
-static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
+/* Append available messages to a list, up to `limit`. With `more`, the call has others, and leaves
+ * irregular cases to the next one. */
+static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit, bool more) {
     PyObject *run[RUN];
     int count, result = 1;
     uint64_t stop = self->head = penstock_head(&self->ring);
-    struct {
-        uint64_t next, messages, bytes, filtered;
-    } before = {0};
+    Place before = {0};
     while (result > 0 && self->next < stop && PyList_GET_SIZE(messages) < limit) {
         Py_ssize_t have = PyList_GET_SIZE(messages), left = limit - have;
         if (have == 0)
             before.messages = self->messages, before.bytes = self->bytes, before.filtered = self->filtered;
-        result = take_run(self, run, &count, left < RUN ? (int)left : RUN, false, have > 0);
+        result = take_run(self, run, &count, left < RUN ? (int)left : RUN, false, more || have > 0);
         if (have == 0) /* the start of these: losses before them stay counted */
             before.next = self->next - (uint64_t)count - (self->filtered - before.filtered);
         for (int i = 0; i < count; i++) {
@@ -231,10 +249,10 @@ static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
     }
     if (result >= 0 && PyList_GET_SIZE(messages) > 0 && is_interrupted(self))
         result = -1;
-    if (result < 0 && self->messages > before.messages) { /* nothing is returned: read them again later */
-        self->next = before.next, self->messages = before.messages;
-        self->bytes = before.bytes, self->filtered = before.filtered;
-    }
+    if (result < 0 && self->messages > before.messages) /* nothing is returned: read them again later */
+        go_back(self, &before);
+    else if (PyList_GET_SIZE(messages) > 0)
+        begin_taking(self, &before);
     return result;
 }
 
@@ -302,6 +320,7 @@ static PyObject *take_or_wait(Reader *self, PyObject *timeout, bool in_place) {
     if (!enter(&self->mapped))
         return NULL;
     acknowledge(self);
+    self->has_taken = false;
     uint64_t bytes = self->bytes;
     PyObject *message = take_one(self, in_place);
     if (message == NULL && !PyErr_Occurred() && look_if_due(self, LOOK) == 1)
@@ -309,9 +328,13 @@ static PyObject *take_or_wait(Reader *self, PyObject *timeout, bool in_place) {
     if (message == NULL && !PyErr_Occurred() && parse_timeout(timeout, &deadline))
         while (message == NULL && !PyErr_Occurred() && wait_for_next(self, deadline) > 0)
             message = take_one(self, in_place);
-    if (message != NULL && is_interrupted(self)) { /* as in take_all: read it again later */
-        Py_CLEAR(message);
-        self->next--, self->messages--, self->bytes = bytes;
+    if (message != NULL) {
+        Place before = {self->next - 1, self->messages - 1, bytes, self->filtered};
+        begin_taking(self, &before);
+        if (is_interrupted(self)) { /* as in take_all: read it again later */
+            Py_CLEAR(message);
+            go_back(self, &before);
+        }
     }
     if (message == NULL && !PyErr_Occurred())
         message = Py_NewRef(Py_None);
@@ -334,11 +357,12 @@ static PyObject *reader_take(Reader *self, PyObject *argument) {
     if ((limit == -1 && PyErr_Occurred()) || !enter(&self->mapped))
         return NULL;
     acknowledge(self);
+    self->has_taken = false;
     PyObject *messages = PyList_New(0);
-    if (messages != NULL && take_all(self, messages, limit) < 0)
+    if (messages != NULL && take_all(self, messages, limit, false) < 0)
         Py_CLEAR(messages);
     if (messages != NULL && PyList_GET_SIZE(messages) == 0 && look_if_due(self, LOOK) == 1 &&
-        take_all(self, messages, limit) < 0)
+        take_all(self, messages, limit, false) < 0)
         Py_CLEAR(messages);
     if (PyErr_Occurred())
         Py_CLEAR(messages);
@@ -348,15 +372,36 @@ static PyObject *reader_take(Reader *self, PyObject *argument) {
 }
 
 /* _take_more(limit): more available messages, after some that are not returned to the caller yet. So
- * it neither acknowledges those, nor switches to another queue. */
+ * it neither acknowledges those, nor switches to another queue, nor counts a loss. */
 static PyObject *reader_take_more(Reader *self, PyObject *argument) {
     Py_ssize_t limit = PyLong_AsSsize_t(argument);
     if ((limit == -1 && PyErr_Occurred()) || !enter(&self->mapped))
         return NULL;
     PyObject *messages = PyList_New(0);
-    if (messages != NULL && take_all(self, messages, limit) < 0)
+    if (messages != NULL && take_all(self, messages, limit, true) < 0)
         Py_CLEAR(messages);
     return leave(self, messages);
+}
+
+/* _pass(first, count, messages, bytes): advance past `count` messages, and count those that are
+ * delivered; the others were filtered out. */
+static PyObject *reader_pass(Reader *self, PyObject *args) {
+    unsigned long long first, count, messages, bytes;
+    if (!PyArg_ParseTuple(args, "KKKK", &first, &count, &messages, &bytes))
+        return NULL;
+    Place start = {first, self->messages, self->bytes, self->filtered};
+    begin_taking(self, &start);
+    self->next = first + count;
+    self->messages += messages, self->bytes += bytes, self->filtered += count - messages;
+    Py_RETURN_NONE;
+}
+
+/* Return to the start of what the last call took, and did not return: the next one reads it again. */
+static PyObject *reader_put_back(Reader *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->has_taken)
+        go_back(self, &self->taken);
+    self->has_taken = false;
+    Py_RETURN_NONE;
 }
 
 /* Wait for the next message; False: timeout. */
@@ -494,6 +539,8 @@ static PyMethodDef reader_methods[] = {METHOD("read", reader_read, METH_FASTCALL
                                        METHOD("acknowledge", reader_acknowledge, METH_NOARGS),
                                        METHOD("_take", reader_take, METH_O), METHOD("_peek", reader_peek, METH_O),
                                        METHOD("_take_more", reader_take_more, METH_O),
+                                       METHOD("_pass", reader_pass, METH_VARARGS),
+                                       METHOD("_put_back", reader_put_back, METH_NOARGS),
                                        METHOD("_wait", reader_wait, METH_O),
                                        METHOD("_look_if_due", reader_look_if_due, METH_O),
                                        METHOD("_columns", reader_columns, METH_VARARGS),
@@ -510,6 +557,7 @@ static PyMemberDef reader_members[] = {NUMBER("_next", Reader, next), NUMBER("_m
                                        NUMBER("_bytes", Reader, bytes), NUMBER("_filtered", Reader, filtered),
                                        NUMBER("_numbers_of", Reader, epoch),
                                        {"_entry", T_INT, offsetof(Reader, entry), 0, NULL},
+                                       {"_has_taken", T_BOOL, offsetof(Reader, has_taken), 0, NULL},
                                        {0}};
 
 static PyTypeObject reader_type =

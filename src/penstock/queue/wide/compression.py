@@ -36,86 +36,91 @@ class CompressedReader(WideReader):
 
     def read(self, timeout: float | None = None) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (message := super().read(timeout)) is not None:
-            if whole := self._expanded([message]):
-                return whole[0]
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        self._has_taken = False
+        try:
+            while (message := super().read(timeout)) is not None:
+                if whole := self._expanded([message]):
+                    return whole[0]
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        except BaseException:
+            self._put_back()
+            raise
         return None
 
     def _take(self, limit: int) -> list[Message]:
-        whole: list[Message] = []
+        self._has_taken = False
         try:
-            self._collect(whole, limit)
+            return self._collect(limit)
         except BaseException:
-            if whole:  # they are not returned: the next call reads them again
-                self._filtered -= self._next - whole[0].seq - len(whole)
-                self._messages -= len(whole)
-                self._bytes -= sum(len(message.payload) for message in whole)
-                self._next = whole[0].seq
+            self._put_back()
             raise
-        return whole
 
-    def _collect(self, whole: list[Message], limit: int) -> None:
-        """Add available messages to `whole`, up to `limit`; no loss or damage between them."""
-        file, end, take = self._file, self._head, super()._take
+    def _take_more(self, limit: int) -> list[Message]:
+        return self._collect(limit, is_more=True)
+
+    def _collect(self, limit: int, *, is_more: bool = False) -> list[Message]:
+        """Return up to `limit` available messages, with no loss or damage between them.
+
+        :param is_more: the call has others already.
+        """
+        whole: list[Message] = []
+        file, end = self._file, self._head
         while True:
+            is_more = is_more or bool(whole)
+            # More: acknowledge nothing before these are returned.
+            take = super()._take_more if is_more else super()._take
+            before = self._next, self._messages, self._bytes, self._filtered
             try:
                 messages = take(limit - len(whole))
                 if self._file is not file:  # it has gone over to another segment, or a new queue
                     file, end = self._file, self._head
-                whole += self._expanded(messages)
+                whole += self._expanded(messages, is_more=is_more)
             except Exception:
-                if not whole:
+                if not is_more:
                     raise
+                self._next, self._messages, self._bytes, self._filtered = before
                 break  # it is for the next call, which meets it again
-            if not messages or (whole and self._next <= messages[-1].seq):
+            if not messages or (is_more and self._next <= messages[-1].seq):
                 break  # nothing more, or a damaged one, which is for the next call
             if len(whole) >= limit or self._next >= end:
                 break  # a filter may pass over for ever
-            if whole:
-                take = super()._take_more  # acknowledge nothing before these are returned
+        return whole
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
-        from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
+        return self._read_converted(n, timeout, origins=origins)
 
-        return batch_from_messages(self.read_many(n, timeout), origins=origins)
-
-    def _expanded(self, messages: list[Message]) -> list[Message]:
+    def _expanded(self, messages: list[Message], *, is_more: bool = False) -> list[Message]:
         """Return the messages with decompressed payloads, up to one that cannot be decompressed.
 
-        The next call reads that one again. If it is the first, it is skipped as damaged, or raises.
-        After an interrupt the next call reads all of them again.
+        The next call reads that one again. If it is the first, it is skipped as damaged, or raises;
+        with `is_more` the next call does that, too.
         """
         kind, limit = self._file.compression, self._file.geometry.buffer_size
         wanted = self._options.type
         whole: list[Message] = []
-        filtered, failure = 0, None
-        stored = sum(len(message.payload) for message in messages)
-        try:
-            for message in messages:
-                if wanted is not None and message.type != wanted:
-                    filtered += 1
-                    continue
-                try:
-                    payload = decompress(kind, message.payload, limit)
-                    whole.append(message._replace(payload=payload))
-                except Exception as error:  # noqa: BLE001 - raised below; memory may be short
-                    failure = error
-                    self._next = message.seq
-                    break
-            size = sum(len(message.payload) for message in whole)
-        except BaseException:
-            self._next = messages[0].seq
-            self._messages -= len(messages)
-            self._bytes -= stored
-            raise
-        self._messages += len(whole) - len(messages)
-        self._bytes += size - stored
+        filtered, failure, behind = 0, None, self._next
+        for message in messages:
+            if wanted is not None and message.type != wanted:
+                filtered += 1
+                continue
+            try:
+                payload = decompress(kind, message.payload, limit)
+                whole.append(message._replace(payload=payload))
+            except Exception as error:  # noqa: BLE001 - raised below; memory may be short
+                failure, behind = error, message.seq
+                break
+        size = sum(len(m.payload) for m in whole) - sum(len(m.payload) for m in messages)
+        count = len(whole) - len(messages)
+        self._next = behind
+        self._messages += count
+        self._bytes += size
         self._filtered += filtered
-        if isinstance(failure, ValueError) and not whole:
-            self._damaged(self._next, f"payload ({failure})")
-        elif failure is not None and not whole:
+        if failure is None or whole or is_more:
+            return whole
+        self._has_taken = False
+        if not isinstance(failure, ValueError):
             raise failure
+        self._damaged(self._next, f"payload ({failure})")
         return whole
 
     def _wanted_type(self) -> None:

@@ -280,6 +280,10 @@ class WideReader(
         """Tell whether its path still names the file that it reads."""
         return self._file.is_named()
 
+    def first_here(self) -> int:
+        """Return the first number of the stream that it reads, which may be removed by now."""
+        return self._file.field("first_seq")
+
     def end_here(self) -> int:
         """Return the next number of the stream that it reads, even if another has replaced it."""
         return self._head
@@ -341,16 +345,21 @@ class WideReader(
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
         if n < 1:
             return []
-        messages = self._take(n)
-        if messages or timeout == 0:
-            return messages
+        self._has_taken = False
+        try:
+            return self._take(n) or self._wait_and_take(n, timeout)
+        except BaseException:  # a signal: the next call reads them again
+            self._put_back()
+            raise
+
+    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not messages:
-            left = None if deadline is None else deadline - time.monotonic()
-            if not self._wait(left):
-                return []
-            messages = self._take(n)
-        return messages
+        while timeout != 0:
+            if not self._wait(None if deadline is None else deadline - time.monotonic()):
+                break
+            if messages := self._take(limit):
+                return messages
+        return []
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         return self._read_columns(n, timeout, origins=False)
@@ -363,7 +372,7 @@ class WideReader(
         from penstock.queue.wide.arrow import EMPTY_BATCH, copied_run  # noqa: PLC0415 - as above
 
         if self._options.type is not None:
-            return batches.batch_from_messages(self.read_many(n, timeout), origins=origins)
+            return self._read_converted(n, timeout, origins=origins)
         schema = batches.ORIGIN_SCHEMA if origins else batches.BATCH_SCHEMA
         deadline = None if timeout is None else time.monotonic() + timeout
         while limit := self._wait_for_run(n, deadline):
@@ -376,19 +385,23 @@ class WideReader(
             elif self._oldest > first:
                 self._next = self._lapped(first, self._oldest)
             else:
-                self._pass(first, run)
+                self._pass(first, run.count, len(run.batch), run.size)
                 return run.batch
         return batches.with_origins(EMPTY_BATCH) if origins else EMPTY_BATCH
 
+    def _read_converted(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+        """Read messages, and convert them into a batch."""
+        from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
+
+        self._has_taken = False
+        try:
+            return batch_from_messages(self.read_many(n, timeout), origins=origins)
+        except BaseException:
+            self._put_back()
+            raise
+
     def _is_renumbered(self) -> bool:
         return self._file.field("epoch") != self._numbers_of
-
-    def _pass(self, first: int, run: Run) -> None:
-        """Advance past a run, and count its messages as delivered or filtered."""
-        self._next = first + run.count
-        self._messages += len(run.batch)
-        self._bytes += run.size
-        self._filtered += run.count - len(run.batch)
 
     def _wait_for_run(self, n: int, deadline: float | None) -> int:
         """Wait for a message until `deadline`; return how many are there, up to `n`."""
@@ -653,7 +666,7 @@ def _lent_batch(reader: WideReader, n: int, timeout: float | None) -> Iterator[B
         if isinstance(run, int):
             n = reader._meet_bad(run) or n
             continue
-        reader._pass(first, run)
+        reader._pass(first, run.count, len(run.batch), run.size)
         if len(run.batch):
             break
         run = 0  # all were filtered out: continue

@@ -164,6 +164,18 @@ def test_an_interval_up_to_an_end_that_nobody_knows_is_refused(target: str) -> N
         Relay(reader, writer, options).run()
 
 
+def test_an_interval_up_to_the_end_of_a_socket_that_has_received_nothing_is_refused(
+    target: str,
+) -> None:
+    options = relay_options(source="jrtc+udp://127.0.0.1:0", target=target, end="end")
+    with (
+        open_reader("jrtc+udp://127.0.0.1:0") as reader,
+        open_writer(target) as writer,
+        pytest.raises(PositionError, match="its end is not known"),
+    ):
+        Relay(reader, writer, options).run()
+
+
 def test_an_interval_of_times_has_both_ends(source: str, target: str) -> None:
     with open_writer(source) as writer:
         for i in range(50):

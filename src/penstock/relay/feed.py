@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.batch import numbers_of, without_origins
-from penstock.core.capabilities import KeepsOrigin, OriginTimed, Replayable, SourceTimed
+from penstock.core.capabilities import Grouped, KeepsOrigin, OriginTimed, Replayable, SourceTimed
 from penstock.core.errors import PenstockError, PositionError
 from penstock.core.interfaces import Reader
 from penstock.core.position import Position
@@ -221,12 +221,20 @@ def newest_in(reader: Reader) -> int | None:
     if newest is None and isinstance(reader, Replayable):
         bounds = reader.bounds()  # also of files whose rows must be counted
         newest = bounds.end - 1 if bounds.end > bounds.oldest else None
-    elif newest is None and type(reader).newest_seq is Reader.newest_seq:
+    elif newest is None and not _knows_its_end(reader):
         raise PositionError(
             f"{reader.url}: its end is not known",
             hint="give the last message by a number or a time",
         )
     return newest
+
+
+def _knows_its_end(reader: Reader) -> bool:
+    """Tell whether a reader that cannot be replayed names no newest message of an empty stream.
+
+    A group's reader does. A live socket has none before the first message arrives.
+    """
+    return isinstance(reader, Grouped) and type(reader).newest_seq is not Reader.newest_seq
 
 
 def books_within(reader: Reader, end: Position | None) -> ReaderStatistics:

@@ -70,6 +70,7 @@ SMALL = {
     "compressed ring": "fmq:{}/queue?slots=64&size=64k&compress=lz4",
     "log": "log:{}/log?segment=64k&segment_slots=8&sync=none",
     "compressed log": "log:{}/log?segment=64k&segment_slots=8&sync=none&compress=lz4",
+    "classic": "fmq:{}/queue?layout=classic&slots=64&size=64k",
 }
 
 
@@ -85,7 +86,10 @@ def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
         for number in range(20):
             writer.write(b"%d" % number, type=int(number % 4 == 3))
     expected = [i for i in range(20) if not wanted or i % 4 != 3]
-    with open_reader(f"{url.partition('?')[0]}?hold=h{wanted}") as reader:
+    if (kind, wanted, by) == ("classic", "", "one"):
+        pytest.skip("no signal can be raised between the lines that take a message copied ahead")
+    hold = "" if kind == "classic" else "hold=h"
+    with open_reader(f"{url.partition('?')[0]}?{hold}{wanted}") as reader:
         for line in itertools.count(1, step):
             reader.seek("start")
             before = reader.statistics()

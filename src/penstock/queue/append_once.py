@@ -269,10 +269,14 @@ class _Appending:
         elif not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
             return
         first = [] if begun is None else _first_attempt(self._url, begun)
-        if begun is None or not first:
-            log.error(
-                "%s: batch %d is not all there, and its files are gone", self._url, note.batch
+        if begun is None or (not first and begun.count):
+            is_staged = bool(_first_attempt(self._url, note))
+            why = (
+                "what the stream had of it is gone or changed"
+                if is_staged
+                else "its files are gone"
             )
+            log.error("%s: batch %d is not all there, and %s", self._url, note.batch, why)
             return
         there = self._check_there(begun, first, bounds)
         _append(writer, _after(staged_batches(first), there))

@@ -33,6 +33,8 @@ from penstock.queue.append_once import (
     remove_batch,
     remove_files,
 )
+from penstock.queue.log.endpoint import trim_log
+from penstock.queue.log.retention import Limits
 from penstock.queue.notes import NoteFile, notes_beside
 from support.commit_lives import notes_for, stage
 from support.machine import Machine
@@ -248,6 +250,31 @@ def test_a_batch_is_completed_however_often_its_writer_dies_and_another_appends(
         assert rows_of(url) == sorted([*range(30), *live])
     assert append_once(url, staged(url, folder, seed=2), "q", 8, folder) == 30
     assert rows_of(url) == sorted([*range(30), *range(30), *live])
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_why_a_batch_cannot_be_completed_any_more_is_told(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    has_files: bool,
+) -> None:
+    url = f"log:{tmp_path}/out"
+    create(f"{url}?segment_slots=8&segment=64k")
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.queue.append_once._append", appends_until_it_dies(12))
+        with pytest.raises(KeyboardInterrupt):
+            append_once(url, staged(url, folder), "q", 7, folder)
+    append_once(url, staged(url, folder / "live", 20), "live", 0, folder)
+    if has_files:
+        trim_log(url, Limits(before_seq=16))
+    else:
+        remove_batch(folder / "the-query", 7)
+    assert append_once(url, staged(url, folder, seed=2), "q", 8, folder) == 30
+    (error,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    why = "what the stream had of it is gone or changed" if has_files else "its files are gone"
+    assert error.getMessage() == f"{url}: batch 7 is not all there, and {why}"
 
 
 def appends_until_it_dies(count: int) -> Callable[[Writer, Iterable[Batch]], None]:

@@ -26,6 +26,7 @@ from penstock.core.errors import (
     DamagedQueue,
     InvalidOption,
     LeaseLost,
+    PenstockError,
     Unsupported,
 )
 from penstock.core.overflow import DropReason
@@ -34,7 +35,7 @@ from penstock.queue.groups import reader as groups_reader
 from penstock.queue.groups.leases import Leases
 from penstock.queue.groups.reader import GroupReader
 from penstock.queue.log.endpoint import trim_log
-from penstock.queue.log.retention import Limits
+from penstock.queue.log.retention import GROUPS, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -647,6 +648,18 @@ def test_a_group_that_was_removed_begins_anew(url: str, writer: Writer, tmp_path
         for path in tmp_path.rglob("us.*"):
             path.unlink()
         assert numbers(reader.read_many(9)) == [0, 1, 2]
+
+
+def test_a_member_that_has_no_place_for_its_group_closes_its_log(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/log"
+    create(url)
+    (tmp_path / "log" / GROUPS).write_bytes(b"not a folder")
+    open_files = Path("/proc/self/fd")
+    before = sum(1 for _ in open_files.iterdir())
+    with pytest.raises(PenstockError) as caught:
+        member(url)
+    assert sum(1 for _ in open_files.iterdir()) == before
+    assert GROUPS in str(caught.value)
 
 
 def test_a_damaged_state_is_named(url: str, writer: Writer, tmp_path: Path) -> None:

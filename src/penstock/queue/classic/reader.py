@@ -61,6 +61,9 @@ _LARGEST_RUN = 4096
 #: How often (seconds) an idle reader checks whether the path names another queue.
 _LOOK_AT_PATH = 0.25
 
+#: Messages copied ahead, the next number, and the counters of a reader.
+_Place: TypeAlias = "tuple[list[Message], int, int, int, int, int]"
+
 
 class ClassicReader(Replayable, Reader):
     """Reads an LROSE queue while other programs, also LROSE's, write to it."""
@@ -78,9 +81,12 @@ class ClassicReader(Replayable, Reader):
         self._filtered = 0
         self._restarts = 0
         self._losses = LoggedLosses(url, log)
-        self._ready: deque[Message] = deque()
+        #: Messages copied ahead, the next one last.
+        self._ready: list[Message] = []
         #: With a filter: the number up to which messages are counted, and the copied run's end.
         self._booked_to = self._copied_to = 0
+        #: What `_put_back` returns to; None: the present call has taken nothing.
+        self._before: _Place | None = None
         self._progress = _Progress(url)
         self._sleeper = Sleeper()
         self._looked_at_path = time.monotonic()
@@ -202,7 +208,7 @@ class ClassicReader(Replayable, Reader):
         self._stand_at(seq + 1)
 
     def _position(self) -> int:
-        return self._ready[0].seq if self._ready else self._next
+        return self._ready[-1].seq if self._ready else self._next
 
     def newest_seq(self) -> int | None:
         self._check_open()
@@ -220,47 +226,79 @@ class ClassicReader(Replayable, Reader):
 
     # --- reading ----------------------------------------------------------------------------
 
+    # A signal can be raised at every call. So a read changes this reader in single statements, and
+    # what it took is put back if it does not get to its caller.
+
     def _take(self, limit: int) -> list[Message]:
         self._check_open()
-        ready = self._ready
-        if ready:
-            messages = [ready.popleft() for _ in range(min(limit, len(ready)))]
-        else:
-            messages = self._fetch(max(limit, _READ_AHEAD))
-            ready.extend(messages[limit:])
-            del messages[limit:]
-        if messages:
-            self._delivered(len(messages), sum([len(m.payload) for m in messages]))
-        elif self._status.blocking_write:
-            self._report()  # also past filtered or lost messages
-        return messages
+        self._before = None
+        try:
+            if not self._ready:
+                self._fetch(max(limit, _READ_AHEAD))
+            messages = self._ready[: -limit - 1 : -1]
+            if messages:
+                self._before = self._place()
+                self._ready = self._ready[: -len(messages)]
+                self._delivered(len(messages), sum([len(m.payload) for m in messages]))
+            elif self._status.blocking_write:
+                self._report()  # also past filtered or lost messages
+            return messages  # noqa: TRY300 - a signal may come before it
+        except BaseException:
+            self._put_back()
+            raise
+
+    def _place(self) -> _Place:
+        counters = self._messages, self._bytes, self._filtered, self._booked_to
+        return self._ready, self._next, *counters
+
+    def _put_back(self) -> None:
+        """Return to the start of what the present call took, and does not return."""
+        before, self._before = self._before, None
+        if before is not None:
+            self._ready, self._next, self._messages, self._bytes, *rest = before
+            self._filtered, self._booked_to = rest
 
     def read(self, timeout: float | None = None) -> Message | None:
         ready = self._ready
         if ready and self._options.type is None and not self._status.blocking_write:
-            message = ready.popleft()
-            self._messages += 1
-            self._bytes += len(message.payload)
+            message = ready[-1]
+            size = len(message.payload)
+            # Not `pop`: a signal could be raised behind it.
+            self._messages, self._bytes, ready[-1:] = self._messages + 1, self._bytes + size, ()
             return message
         return super().read(timeout)
 
+    def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
+        self._before = None
+        try:
+            return super().read_many(n, timeout)
+        except BaseException:
+            self._put_back()
+            raise
+
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         self._check_open()
-        if not self._ready and self._options.type is None and n > 0:
-            run = self._fetch_run(n)
-            if run and not run.is_compressed:
-                first = self._next
-                self._next += len(run.starts)
-                self._delivered(len(run.starts), run.payload_bytes)
-                return run.batch(first)
-        return batch_from_messages(self.read_many(n, timeout))
+        self._before = None
+        try:
+            if not self._ready and self._options.type is None and n > 0:
+                run = self._fetch_run(n)
+                if run and not run.is_compressed:
+                    batch, count, size = run.batch(self._next), len(run.starts), run.payload_bytes
+                    self._before = self._place()
+                    self._next += count
+                    self._delivered(count, size)
+                    return batch
+            return batch_from_messages(self.read_many(n, timeout))
+        except BaseException:
+            self._put_back()
+            raise
 
     def _delivered(self, count: int, size: int) -> None:
         self._messages += count
         self._bytes += size
         if self._options.type is not None:
             # Messages of other types up to the next wanted one.
-            reached = self._ready[0].seq if self._ready else self._copied_to
+            reached = self._ready[-1].seq if self._ready else self._copied_to
             self._filtered += reached - self._booked_to - count
             self._booked_to = reached
         if self._status.blocking_write:
@@ -272,30 +310,31 @@ class ClassicReader(Replayable, Reader):
             reached = self._position() - 1 if seq is None else seq
             self._progress.report(self._device, self._status, reached)
 
-    def _fetch(self, limit: int) -> list[Message]:
-        """Return up to `limit` available messages that pass the filter."""
+    def _fetch(self, limit: int) -> None:
+        """Copy up to `limit` available messages that pass the filter to `_ready`."""
         wanted = self._options.type
         stop_after: int | None = None
         while True:
             run = self._fetch_run(limit)
             if not run:
-                return []
+                return
             messages = run.messages(self._next)
             if not messages:
                 self._skip_or_raise()
                 continue
-            self._next += len(messages)
-            if wanted is None:
-                return messages
-            chosen = [message for message in messages if message.type == wanted]
+            first, count = self._next, len(messages)
+            chosen = messages[::-1]
+            if wanted is not None:
+                chosen = [message for message in chosen if message.type == wanted]
             if chosen:
-                self._booked_to, self._copied_to = messages[0].seq, self._next
-                return chosen
-            self._filtered += len(messages)
+                end = first + count
+                self._ready, self._next, self._booked_to, self._copied_to = chosen, end, first, end
+                return
+            self._next, self._filtered = first + count, self._filtered + count
             if stop_after is None:
                 stop_after = self._youngest
             if self._next > stop_after:
-                return []
+                return
 
     def _fetch_run(self, limit: int) -> Run | None:
         """Copy the next run of messages; count overwritten ones as lost. None: no new message."""
@@ -427,7 +466,7 @@ class ClassicReader(Replayable, Reader):
         filtering = self._options.type is not None
         held = 0
         if self._ready:
-            held = self._copied_to - self._ready[0].seq if filtering else len(self._ready)
+            held = self._copied_to - self._ready[-1].seq if filtering else len(self._ready)
         self._losses.tell()
         return ReaderStatistics(
             messages=self._messages,

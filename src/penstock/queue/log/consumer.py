@@ -174,7 +174,11 @@ def open_log_member(url: str, folder: Path, start: Position, options: LogOptions
     def open_stream(*, may_wait: bool) -> LogReader:
         chosen = options if may_wait else replace(options, wait=0.0)
         reader = open_log_reader(url, folder, start, chosen)
-        _make_groups(folder)
+        try:
+            _make_groups(folder)
+        except BaseException:
+            reader.close()
+            raise
         return reader
 
     return GroupReader(

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock
-from penstock.core.errors import Closed, DamagedQueue, Unsupported
+from penstock.core.errors import Closed, ConnectionLost, DamagedQueue, Unsupported
 from penstock.core.interfaces import Reader, Writer
 from penstock.queue.waiting import RingWaitGroup, Waiter, wait_any
 from penstock.queue.wide.file import QueueFile
+from protocols.flight.serving import served as flight_served
 from protocols.lhhttt.queues import served
+from protocols.lrose.serving import served as fmqp_served
 from support.waiting import A_WHILE, SOON, background, waits
 
 if TYPE_CHECKING:
@@ -204,6 +206,48 @@ def test_a_message_of_a_shared_queue_ends_the_wait_and_is_not_leased_by_it() -> 
             assert wait_any([reader], SOON) == [reader]
             assert [message.payload for message in other.read_many(2)] == [b"0", b"1"]
             assert wait_any([reader], 0) == [], "they are leased to the other"
+
+
+@pytest.mark.parametrize("kind", ["flight", "fmqp"])
+def test_a_reader_of_a_remote_queue_ends_the_wait_for_each_message(
+    kind: str, tmp_path: Path
+) -> None:
+    local = f"fmq:{tmp_path}/q?layout=classic"
+    penstock.create(local)
+    serve = flight_served if kind == "flight" else fmqp_served
+    with (
+        serve(tmp_path) as server,
+        penstock.open_writer(local) as writer,
+        penstock.open_reader(f"{server.url.rstrip('/')}/q?type=5") as reader,
+    ):
+        for _ in range(3):
+            assert wait_any([reader], 0.05) == []
+            with background(wait_any, [reader], SOON) as call:
+                assert waits(call)
+                writer.write(b"x", 5)
+                assert call.result(SOON) == [reader]
+            assert wait_any([reader], 0) == [reader]
+            assert reader.read(0) is not None
+            writer.write(b"left out", 4)
+            assert reader.read(0) is None
+        with penstock.open_writer(local, create="always") as writer_anew:
+            writer_anew.write(b"anew", 5)
+            assert wait_any([reader], SOON) == [reader]
+            [message] = reader.read_many(5)
+            assert message.payload == b"anew"
+            assert reader.statistics().restarts == 1
+
+
+def test_a_remote_queue_is_returned_when_its_server_is_away_for_too_long(tmp_path: Path) -> None:
+    penstock.create(f"fmq:{tmp_path}/q?layout=classic")
+    with fmqp_served(tmp_path) as server:
+        readers = [penstock.open_reader(f"{server.url}/q?retry={s}") for s in ("100ms", "1h")]
+        assert wait_any(readers, 0) == []
+    assert wait_any(readers, SOON) == [readers[0]]
+    with pytest.raises(ConnectionLost):
+        readers[0].read(0)
+    for reader in readers:
+        reader.close()
 
 
 # --- what it costs ----------------------------------------------------------------------------

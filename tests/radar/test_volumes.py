@@ -29,6 +29,7 @@ from penstock.core.overflow import DropReason
 from penstock.core.provenance import Commit
 from penstock.core.url import URL
 from penstock.queue.append_once import Staging
+from penstock.queue.waiting import wait_any
 from penstock.radar import cfradial
 from penstock.radar.beams import (
     FIELDS,
@@ -47,6 +48,7 @@ from support.radar_volumes import START_NS, volume
 from support.small_disks import small_disk_at
 from support.unprivileged import run_without_rights
 from support.until import until
+from support.waiting import SOON
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +152,15 @@ def test_a_file_that_has_just_come_is_there(tmp_path: Path) -> None:
         assert len(list(reader.available())) == 6
         write_cfradial(tmp_path / "2.nc", volume(2, rays=3, gates=2))
         assert len(list(reader.available())) == 6
+
+
+def test_a_file_that_comes_ends_the_wait_for_it(tmp_path: Path) -> None:
+    with open_reader(f"cfradial:{tmp_path}?every=10ms") as reader:
+        assert wait_any([reader], 0) == []
+        write_cfradial(tmp_path / "1.nc", volume(1, rays=3, gates=2))
+        assert wait_any([reader], SOON) == [reader]
+        assert len(reader.read_many(10)) == 6
+        assert wait_any([reader], 0.05) == []
 
 
 def test_files_at_work_are_not_read_and_those_that_are_gone_are_counted(tmp_path: Path) -> None:

@@ -81,6 +81,9 @@ class DerivedReader(Replayable, Reader):
     def acknowledge(self) -> None:
         self._queue.acknowledge()
 
+    def _has_news(self) -> bool:
+        return self._queue._has_news()  # noqa: SLF001 - as below
+
     def _idle(self) -> bool:
         return self._queue._idle()  # noqa: SLF001 - called while this reader waits
 

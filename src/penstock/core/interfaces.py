@@ -328,6 +328,9 @@ class Reader(_Endpoint):
     def _has_news(self) -> bool:
         """Tell, without waiting, whether a read would return messages, for `wait_any`.
 
+        A reader whose `newest_seq` does not renew its backlog overrides this, and keeps what it
+        receives for the next read.
+
         :raises PenstockError: a read would raise.
         """
         self.newest_seq()  # which reads the state of the stream

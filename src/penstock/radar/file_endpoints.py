@@ -505,16 +505,24 @@ class FilesReader(Worded, Reader):
             losses=self._lost.ranges(),
         )
 
-    def _take(self, limit: int) -> list[Message]:
+    def _has_news(self) -> bool:
+        self._fill(1)
+        return bool(self._waiting)
+
+    def _fill(self, count: int) -> None:
+        """Read files until `count` messages are waiting, or there are no more."""
         if self._is_closed:
             raise Closed(f"{self.url} was closed")
         try:
-            while len(self._waiting) < limit and (path := self._next_file()) is not None:
+            while len(self._waiting) < count and (path := self._next_file()) is not None:
                 self._waiting.extend(self._messages_in(path))
                 self._seen.add(self._listed.popleft())
         except PenstockError:
             if not self._waiting:  # otherwise the next call raises it
                 raise
+
+    def _take(self, limit: int) -> list[Message]:
+        self._fill(limit)
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
         taken = [message._replace(seq=self._next + i) for i, message in enumerate(taken)]
         self._next += len(taken)

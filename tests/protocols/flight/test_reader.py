@@ -284,6 +284,26 @@ def test_what_a_stream_that_was_created_anew_has_lost_already_is_counted(
     assert [(loss.first, loss.last) for loss in books.losses] == [(0, seen[0] - 1)]
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_classic_queue_that_was_created_anew_and_is_shorter_is_read(
+    url: str, local: str, looks: bool
+) -> None:
+    classic = f"fmq:{local}?layout=classic&slots=64&size=64k"
+    with open_writer(classic, create="always") as writer:
+        writer.write_many([b"old"] * 20)
+    with open_reader(url) as reader:
+        assert len(reader.read_many(15)) == 15
+        assert len(reader.read_many(5)) == 5
+        create(classic, replace=True)
+        with open_writer(classic) as writer:
+            writer.write_many([b"new"] * 5)
+        if looks:
+            assert reader.newest_seq() == 4
+        assert [(m.seq, m.payload) for m in reader.read_many(9)] == [(n, b"new") for n in range(5)]
+        books = reader.statistics()
+    assert (books.messages, books.lost, books.restarts) == (25, 0, 1)
+
+
 @pytest.mark.parametrize("name", ["wide", "log"])
 def test_a_stream_that_was_created_anew_and_is_shorter_is_read_by_a_server_that_met_it_only_now(
     tmp_path: Path, name: str

@@ -18,6 +18,7 @@ from penstock.core.interfaces import Reader
 from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.queue.waiting import wait_any
 from support.mosquitto import free_port
 from support.until import until
 
@@ -86,6 +87,24 @@ def test_a_stream_that_begins_anew_has_another_epoch_and_its_numbers_begin_anew(
             assert reader.bounds().epoch != epoch
             books = reader.statistics()
             assert (books.restarts, books.lost) == (1, 0)
+
+
+def test_messages_behind_the_beginning_of_a_stream_made_anew_end_a_wait() -> None:
+    port = free_port()
+    first = RemoteExporter(port=port)
+    stream = first.exporter.write(None, "Numbers", "byte[]")
+    stream.post_many([(b"old", None)] * 5)
+    with open_reader(f"psi://127.0.0.1:{port}/Numbers") as reader:
+        take(reader, 4)
+        first.close()
+        with RemoteExporter(port=port) as second:
+            stream = second.exporter.write(None, "Numbers", "byte[]")
+            stream.post_many([(b"new", None)] * 3)
+            until(lambda: reader.statistics().backlog == 4)
+            assert [m.payload for m in reader.read_many(9)] == [b"old"]
+            assert wait_any([reader], 10) == [reader]
+            assert [m.payload for m in reader.read_many(9)] == [b"new"] * 3
+            assert wait_any([reader], 0) == []
 
 
 def test_a_copy_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:

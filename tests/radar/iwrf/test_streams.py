@@ -32,6 +32,7 @@ from penstock.core.errors import (
 from penstock.core.overflow import DropReason
 from penstock.core.worker import Worker
 from penstock.protocols.lrose.ds_message import DsMessage, Part
+from penstock.queue.waiting import wait_any
 from penstock.radar.iwrf import files
 from penstock.radar.iwrf.framing import frame
 from penstock.radar.iwrf.messages import Reminder, packets_of, words_of
@@ -589,6 +590,40 @@ def test_a_server_that_ends_is_told_and_tried_again() -> None:
             assert reader.read(0) is None
             writer.write_many(scan(1, first=10))
             assert reader.read(5.0) is not None
+
+
+def test_what_a_radar_sends_ends_the_wait_for_it() -> None:
+    with open_writer("iwrf+tcp://127.0.0.1:0") as writer:
+        assert isinstance(writer, IwrfTcpWriter)
+        reader = open_reader(f"iwrf+tcp://127.0.0.1:{writer.port}")
+        with background(wait_any, [reader], SOON) as call:
+            assert waits(call)
+            writer.write_many(scan(10))
+            assert call.result(SOON) == [reader]
+        assert reader.read(0) is not None
+    with reader:
+        while reader.read_many(100):
+            assert wait_any([reader], SOON) == [reader]  # last, for the end of the connection
+            if reader.statistics().messages == 14:
+                break
+        assert wait_any([reader], SOON) == [reader]
+        with pytest.raises(ConnectionLost, match="ended"):
+            reader.read(0)
+        assert reader.statistics().messages == 14
+
+
+def test_a_file_of_pulses_ends_the_wait_when_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "20250615_1.iwrf_ts"
+    data = b"".join(scan(30))
+    path.write_bytes(data[:5000])
+    with open_reader(f"iwrf:{path}") as reader:
+        assert wait_any([reader], SOON) == [reader]
+        assert len(list(reader.available())) == reader.statistics().messages > 0
+        assert wait_any([reader], 0) == []
+        with path.open("ab") as file:
+            file.write(data[5000:])
+        assert wait_any([reader], SOON) == [reader]
+        assert reader.read(0) is not None
 
 
 def test_a_flush_waits_until_the_kernel_has_everything_for_every_client(

@@ -182,6 +182,9 @@ class FlightReader(Concluding, Replayable, Held, Reader):
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
+    def _has_news(self) -> bool:
+        return self._has_messages(0)  # what it receives stays in `_arrivals`
+
     def _note_break(self, attempt: int, error: Exception, delay: float) -> None:
         if attempt == 1:
             log.warning("%s: %s; trying again from seq %d", self.url, error, self._mark.seq)

@@ -76,6 +76,8 @@ class Source:
             self._reader.close()
             raise
         self._books = _NOTHING  # a named reader may have losses to report at the start
+        #: Where its client knows it to be; its reader may have gone over to another queue since.
+        self._told_at = self.mark
 
     @property
     def epoch(self) -> int:
@@ -111,6 +113,7 @@ class Source:
         self._reader.seek(position)
         self._renew_bounds()
         self._books = self._reader.statistics()
+        self._told_at = self.mark
 
     def _check(self, seq: int) -> None:
         """Check that a number from a client is not beyond the next message."""
@@ -131,7 +134,7 @@ class Source:
                 self._extra_losses += self._lost_in_earlier_life(mark)
             # From its first message on: what it has overwritten already is counted as lost.
             self.seek(Position.sequence(0 if cut is None else cut))
-        elif mark != self.mark:
+        elif mark != self._told_at:
             self.seek(Position.sequence(mark.seq))
 
     def _lost_in_earlier_life(self, mark: Mark) -> list[Lost]:
@@ -219,8 +222,9 @@ class Source:
         self._books = books
         extra, self._extra_losses = self._extra_losses, []
         restarts, self._extra_restarts = self._extra_restarts, 0
+        self._told_at = self.mark
         return Told(
-            mark=self.mark,
+            mark=self._told_at,
             end=max(self._bounds.end, books.next_seq or 0),
             filtered=books.filtered - before.filtered,
             restarts=books.restarts - before.restarts + restarts,

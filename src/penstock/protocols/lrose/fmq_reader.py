@@ -697,6 +697,16 @@ class FmqReader(Replayable, Reader):
             left = None if deadline is None else deadline - time.monotonic()
         return []
 
+    def _has_news(self) -> bool:
+        self._check_open()
+        if not self._ready:
+            try:
+                self._fetch(patience=0.0)
+            except ConnectionLost:
+                if self._outage() >= self._options.retry:
+                    raise
+        return bool(self._ready)
+
     def _outage(self) -> float:
         """Return the seconds without a connection."""
         return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since

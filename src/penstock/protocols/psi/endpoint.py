@@ -369,6 +369,9 @@ class PsiReader(Reader):
             losses=(),
         )
 
+    def _has_news(self) -> bool:
+        return bool(self._held) or super()._has_news()
+
     def _idle(self) -> bool:
         return bool(self._held) or not self._stream.is_over
 

@@ -227,6 +227,10 @@ class PacketReader(Worded, Reader):
     def _fill(self) -> bool:
         """Read the next packets into `_ready`; False if there are none now."""
 
+    def _has_news(self) -> bool:
+        self._check_open()
+        return self._ready is not None or self._fill()
+
     def _take(self, limit: int) -> list[Message]:
         return list(messages_from_batch(self._take_batch(limit)))
 

@@ -77,7 +77,7 @@ class IwrfTcpReader(PacketReader):
         self._address = (host, port)
         self._options = options
         self._rest = np.empty(0, np.uint8)
-        self._has_ended = False
+        self._has_ended = self._is_end_told = False
         self._socket = self._connected()
 
     def _connected(self) -> socket.socket:
@@ -94,18 +94,22 @@ class IwrfTcpReader(PacketReader):
 
     # --- reading ------------------------------------------------------------------------------
 
+    def _has_news(self) -> bool:
+        return super()._has_news() or self._has_ended  # the next read raises, or reconnects
+
     def _take_batch(self, limit: int) -> Batch:
         """Return what has come.
 
         :raises ConnectionLost: the server has gone; the next call reconnects.
         """
         self._check_open()
-        if self._has_ended and self._ready is None:
+        if self._is_end_told:
             self._socket.close()
             self._socket = self._connected()
-            self._has_ended = False
+            self._has_ended = self._is_end_told = False
         batch = super()._take_batch(limit)
         if self._has_ended and not batch.num_rows:
+            self._is_end_told = True
             raise ConnectionLost(self._server, "it has ended the connection")
         return batch
 

@@ -395,6 +395,45 @@ def test_half_a_packet_at_the_end_is_waited_for_and_then_lost(tmp_path: Path) ->
     assert b"28 bytes of x.iwrf_ts are no packet" in copied.stderr
 
 
+@pytest.mark.parametrize("written", [0, 100])
+def test_a_file_without_a_whole_packet_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    monkeypatch.setattr(files, "_LOOK_AROUND", 0.0)
+    first, second, third = scan(3, every=1000, flags=False)[-3:]
+    paths = [tmp_path / f"{part}.iwrf_ts" for part in range(3)]
+    paths[0].write_bytes(first)
+    paths[1].write_bytes(second[:written])
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        assert len(list(reader.available())) == 1
+        assert reader.read(0) is reader.read(0.1) is None
+        assert len(wait_any([reader], timeout=0.1)) == 0
+        assert describe(f"iwrf:{tmp_path}").count == 1
+        with paths[1].open("ab") as file:
+            file.write(second[written:])
+        assert payloads_of(reader) == [second]
+        paths[2].write_bytes(third[:written])
+        assert reader.read(0) is None
+        paths[2].write_bytes(third)
+        assert payloads_of(reader) == [third]
+        assert reader.statistics().lost == 0
+
+
+@pytest.mark.parametrize("written", [0, 100])
+def test_a_file_that_never_gets_a_whole_packet_holds_up_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    monkeypatch.setattr(files, "_LOOK_AROUND", 0.0)
+    first, second = scan(2, every=1000, flags=False)[-2:]
+    (tmp_path / "0.iwrf_ts").write_bytes(first[:written])
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        assert reader.read(0) is None
+        (tmp_path / "1.iwrf_ts").write_bytes(second)
+        assert payloads_of(reader) == [second]
+        assert reader.skipped_bytes == written
+        assert reader.statistics().lost == (1 if written else 0)
+
+
 def test_what_is_no_packet_is_not_written(tmp_path: Path) -> None:
     with open_writer(f"iwrf:{tmp_path}/ts") as writer:
         writer.write_many(scan(3))

@@ -339,8 +339,8 @@ class IwrfFileReader(Replayable, PacketReader):
             self._damaged.add(Loss(self._next, last, DropReason.EXPIRED))
 
     def _look_around(self) -> bool:
-        """Look for new files; tell whether there is one to read."""
-        now = time.monotonic()
+        """Look for new files; tell whether one came."""
+        now, before = time.monotonic(), len(self._files)
         if now - self._looked >= _LOOK_AROUND or not self._files:
             self._looked = now
             last = self._files[-1].name if self._files else ""
@@ -352,9 +352,7 @@ class IwrfFileReader(Replayable, PacketReader):
                     self._pass_over(path)
                 else:
                     self._files.append(path)
-        return self._index < len(self._files) - 1 or (
-            self._index < len(self._files) and not self._offset
-        )
+        return len(self._files) > before
 
     def available(self) -> Iterator[Message]:
         """Yield the packets that are in the files now.

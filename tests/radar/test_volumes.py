@@ -302,6 +302,18 @@ def test_parts_of_one_volume_that_came_in_turned_order_are_one_volume(tmp_path: 
     assert [read_volume(path).num_rows for path in files(tmp_path)] == [8]
 
 
+def test_parts_of_one_volume_are_one_volume_also_if_a_later_one_is_sorted_before_the_others_come(
+    tmp_path: Path,
+) -> None:
+    table = volume(1, rays=6, gates=2)
+    first, second, third = table.slice(0, 4), table.slice(4, 4), table.slice(8)
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        for parts in ([second], [third, first, volume(2, rays=6, gates=2)]):
+            writer.write_batch(batch_from_beams(pa.concat_tables(parts)))
+            writer.flush()
+    assert [read_volume(path).num_rows for path in files(tmp_path)] == [12, 12]
+
+
 def test_rays_with_other_gates_are_in_a_file_of_their_own(tmp_path: Path) -> None:
     table = volume(1, rays=4, gates=2)
     table = set_column(table, "gate_spacing", [150.0] * 4 + [75.0] * 4)

@@ -131,6 +131,8 @@ class Volume(BaseModel):
     #: First and last numbers of messages, in runs.
     runs: list[tuple[int, int]] = []
     rays: int = 0
+    #: Whether its first ray has come: parts of a volume may come in another order.
+    has_start: bool = False
     #: When its newest ray was measured, and when its last ray came.
     newest_ns: int = 0
     arrived_ns: int = 0
@@ -142,6 +144,7 @@ class Volume(BaseModel):
         else:
             self.runs.append((ray.seq, ray.seq))
         self.rays += 1
+        self.has_start |= ray.starts
         self.newest_ns = max(self.newest_ns, ray.time_ns)
         self.arrived_ns = max(self.arrived_ns, ray.created_ns)
 
@@ -259,7 +262,7 @@ class VolumeStore:
     def _sort(self, book: _Book, reader: Reader, *, finish: bool) -> bool:
         """Sort new messages into volumes; tell whether the state has changed."""
         ended = len(book.writing)
-        begun = {(volume.radar, volume.number) for volume in book.open}
+        begun = {(volume.radar, volume.number) for volume in book.open if volume.has_start}
         rays = _ordered(list(self._new_rays(book, reader)), begun)
         for ray in rays:
             self._place(book, ray)

@@ -16,6 +16,8 @@ from cli.command import fill, run
 from penstock import open_reader, open_writer
 from penstock.cli.top_screen import MessagesScreen, StreamsApp, last_lines, sparkline
 from penstock.core.errors import WriteTimeout
+from penstock.radar.beams import batch_from_beams
+from support.radar_volumes import volume
 
 
 def screen(folder: Path, decode: str | None = None) -> StreamsApp:
@@ -170,6 +172,24 @@ def test_the_messages_that_are_shown_stay_for_the_reader_that_their_writer_waits
     with open_reader(url) as reader:
         assert [message.payload for message in reader.read_many(5)] == [b"%d" % i for i in range(5)]
         assert reader.statistics().lost == 0
+
+
+def test_the_messages_that_are_shown_stay_for_the_group_that_shares_them(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/log"
+    fill(url, 5)
+    assert len(last_lines(f"{url}?group=g", None)) == 5
+    with open_reader(f"{url}?group=g") as reader:
+        assert len(reader.read_many(10)) == 5
+
+
+def test_of_radar_files_the_log_behind_them_is_not_shown(tmp_path: Path) -> None:
+    url = f"cfradial:{tmp_path}"
+    with open_writer(url, datamapper=False) as writer:
+        writer.write_batch(batch_from_beams(volume(1, rays=4, gates=2)))
+    said = f"{url} cannot be read again"  # one cannot count from their end
+    assert last_lines(url, None) == [said]
+    shutil.rmtree(tmp_path / ".penstock")  # as where another program writes
+    assert last_lines(url, None) == [said]
 
 
 def test_a_thousand_streams_are_there_in_less_than_a_second_of_work(tmp_path: Path) -> None:

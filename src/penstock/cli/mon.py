@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import StreamInfo
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "is_delicate", "shared_by"]
 
 #: Messages per read.
 _AT_ONCE = 1000
@@ -142,7 +142,7 @@ class _Watcher(ABC):
 
 
 def _watcher(url: str, *, look: bool) -> _Watcher:
-    if (name := _shared_by(url)) is not None:
+    if (name := shared_by(url)) is not None:
         note(f"penstock: what {name}= names is read by others: it is only looked at")
         look = True
     can_look = True
@@ -156,7 +156,7 @@ def _watcher(url: str, *, look: bool) -> _Watcher:
     except NotFound:
         if look:
             raise  # else the reader may be told to wait for it
-    if seen is not None and (look or _is_delicate(seen)):
+    if seen is not None and (look or is_delicate(seen)):
         if not look:
             _note_delicate(seen)
         return _Looking(url, seen)
@@ -165,7 +165,7 @@ def _watcher(url: str, *, look: bool) -> _Watcher:
     return _Reading(url, seen, can_look=can_look)
 
 
-def _is_delicate(seen: StreamInfo) -> bool:
+def is_delicate(seen: StreamInfo) -> bool:
     """Tell whether reading would unblock the writer, which waits for its one reader."""
     return seen.layout == "classic" and bool(seen.blocking)
 
@@ -174,7 +174,7 @@ def _note_delicate(seen: StreamInfo) -> None:
     note(f"penstock: the writer of {seen.url} waits for its reader: it is only looked at")
 
 
-def _shared_by(url: str) -> str | None:
+def shared_by(url: str) -> str | None:
     """Return the option by whose name others read the stream; None: there is none.
 
     Reading would take messages away from them.
@@ -228,7 +228,7 @@ class _Reading(_Watcher):
         seconds, self._began = now - self._began, now
         seen = self._look()
         _, stored = self._stored.since_last(seen)
-        if seen is not None and _is_delicate(seen):
+        if seen is not None and is_delicate(seen):
             _note_delicate(seen)
             self.close()
             self._instead = _Looking(self._stored.url, seen)

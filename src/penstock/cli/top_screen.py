@@ -14,9 +14,10 @@ from textual.widgets import DataTable, Footer, Header, Static
 
 from penstock.cli.cat import open_at
 from penstock.cli.message_text import message_line, payload_text
+from penstock.cli.mon import is_delicate, shared_by
 from penstock.cli.streams import Listed, found_at, look_at
 from penstock.core.capabilities import AppendOnce
-from penstock.core.endpoints import endpoint_of
+from penstock.core.endpoints import describe, endpoint_of
 from penstock.core.errors import PenstockError
 from penstock.core.units import format_duration, format_size
 from penstock.core.url import URL
@@ -297,9 +298,10 @@ def _open_last(url: str) -> Reader:
     """Open a stream before its last messages, if it can be without changing anything in it.
 
     A blocking queue has one reader, for which its writer waits: this must not become that reader.
+    Nor may it take messages from those who share them.
     """
     endpoint = endpoint_of(url)
-    if not isinstance(endpoint, AppendOnce):
+    if not isinstance(endpoint, AppendOnce) or not (shared_by(url) or is_delicate(describe(url))):
         return open_at(url, _LAST)
     reader = endpoint.reread(URL.parse(url))
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -15,7 +17,8 @@ import pytest
 from penstock import open_writer
 from penstock.core.dead_letter import DeadLetter
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, StorageError
+from penstock.protocols.lhhttt.journal import Journal
 from penstock.workers.graph_run import GraphRun, NoWorker
 from protocols.lhhttt.queues import Asker, served
 from support.until import until
@@ -312,6 +315,37 @@ edges: {a: {durable: false}, b: {durable: false, transport: tcp}}
             writer.write(large)
         until(lambda: run.statistics().edges["b"].put == 2, PATIENCE)
     assert run.statistics().lost == 2
+
+
+def test_a_queue_that_cannot_be_closed_leaves_nothing_else_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+graph: memory
+vertices: {v: {use: "work:same", from: a, to: b}}
+edges: {a: , b: {durable: false}}
+"""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    close = Journal.close
+
+    def fail(journal: Journal) -> None:
+        close(journal)
+        raise StorageError("writing", "a", OSError(errno.ENOSPC, "No space left on device"))
+
+    run = running(tmp_path, text)
+    try:
+        put(run, "a", ["message"])
+        until(lambda: run.statistics().edges["b"].held == 1, PATIENCE)
+        assert list(folder.glob("penstock-graph-*"))
+        monkeypatch.setattr(Journal, "close", fail)
+        with pytest.raises(StorageError, match="No space left"):
+            run.close()
+    finally:
+        run.close()
+    assert not list(folder.glob("penstock-graph-*"))
+    assert run.statistics().lost == 1
 
 
 def test_what_a_queue_takes_while_the_graph_closes_is_counted(tmp_path: Path) -> None:

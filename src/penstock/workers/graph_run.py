@@ -282,7 +282,7 @@ class GraphRun(Closable):
         """Stop the workers, each within the graph's grace period, and then the queues.
 
         The final counters are those of closed queues: one that is open still takes messages.
-        Idempotent.
+        Idempotent. After an error, too, nothing stays open.
         """
         with self._closing:
             if self._last is not None:
@@ -291,15 +291,18 @@ class GraphRun(Closable):
             try:
                 self._edges.close()
             finally:
-                self._last = self.statistics()
-            left = self._edges.left
-            if left:
-                log.warning(
-                    "%s messages end with queues that are in memory only (durable: false)",
-                    f"{left:,}",
-                )
-                self._last = _with_left(self._last, self.graph)
-            self._stack.close()
+                with self._stack:
+                    self._last = self._last_statistics()
+
+    def _last_statistics(self) -> GraphStatistics:
+        """Return the counters of closed queues, and tell what ends with them."""
+        books, left = self.statistics(), self._edges.left
+        if not left:
+            return books
+        log.warning(
+            "%s messages end with queues that are in memory only (durable: false)", f"{left:,}"
+        )
+        return _with_left(books, self.graph)
 
 
 def _sum(work: list[WorkerStatistics]) -> WorkerStatistics:

@@ -665,6 +665,25 @@ def test_a_file_of_pulses_ends_the_wait_when_it_grows(tmp_path: Path) -> None:
         assert reader.read(0) is not None
 
 
+def test_packets_of_another_kind_do_not_end_the_wait_for_those_that_are_wanted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "20250615_1.iwrf_ts"
+    notes, pulse = make(Kind.RADAR_INFO, time_ns=1) * 5, scan(1)[-1]
+    path.write_bytes(notes)
+    with open_reader(f"iwrf:{path}?type=12") as reader:
+        assert wait_any([reader], 0.05) == []
+        assert reader.statistics().filtered == 5
+        with path.open("ab") as file:
+            file.write(notes + pulse + notes)
+        assert wait_any([reader], SOON) == [reader]
+        assert reader.statistics().filtered == 10
+        assert payloads_of(reader) == [pulse]
+        assert wait_any([reader], 0) == []
+        assert reader.statistics().filtered == 15
+        assert reader.statistics().backlog == 0
+
+
 def test_a_flush_waits_until_the_kernel_has_everything_for_every_client(
     served: IwrfTcpWriter,
 ) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.batch import BATCH_SCHEMA, messages_from_batch
+from penstock.core.batch import BATCH_SCHEMA, messages_from_batch, numbers_of
 from penstock.core.capabilities import Worded
 from penstock.core.errors import Closed, Malformed
 from penstock.core.interfaces import BookedWriter, Reader
@@ -229,7 +229,22 @@ class PacketReader(Worded, Reader):
 
     def _has_news(self) -> bool:
         self._check_open()
-        return self._ready is not None or self._fill()
+        return self._is_ready()
+
+    def _is_ready(self) -> bool:
+        """Tell whether `_ready` begins with a wanted packet; drop and count others before it."""
+        while self._ready is not None or self._fill():
+            assert self._ready is not None
+            if self._wanted is None:
+                return True
+            is_wanted = numbers_of(self._ready, "type") == self._wanted
+            others = int(np.argmax(is_wanted)) if is_wanted.any() else len(is_wanted)
+            self._filtered += others
+            if others < len(is_wanted):
+                self._ready = self._ready.slice(others)
+                return True
+            self._ready = None
+        return False
 
     def _take(self, limit: int) -> list[Message]:
         return list(messages_from_batch(self._take_batch(limit)))
@@ -243,22 +258,20 @@ class PacketReader(Worded, Reader):
 
     def _take_batch(self, limit: int) -> Batch:
         self._check_open()
-        while self._ready is not None or self._fill():
-            ready = self._ready
-            assert ready is not None
-            some = ready.slice(0, limit)
-            self._ready = ready.slice(limit) if ready.num_rows > limit else None
-            if self._wanted is not None:
-                rows = some.num_rows
-                kind = pa.scalar(self._wanted, pa.int32())
-                some = some.filter(pc.equal(some.column("type"), kind))
-                self._filtered += rows - some.num_rows
-                if not some.num_rows:
-                    continue
-            self._messages += some.num_rows
-            self._bytes += int(pc.sum(pc.binary_length(some.column("payload"))).as_py())
-            return some
-        return _NO_MESSAGES
+        if not self._is_ready():
+            return _NO_MESSAGES
+        ready = self._ready
+        assert ready is not None
+        some = ready.slice(0, limit)
+        self._ready = ready.slice(limit) if ready.num_rows > limit else None
+        if self._wanted is not None:
+            rows = some.num_rows
+            kind = pa.scalar(self._wanted, pa.int32())
+            some = some.filter(pc.equal(some.column("type"), kind))
+            self._filtered += rows - some.num_rows
+        self._messages += some.num_rows
+        self._bytes += int(pc.sum(pc.binary_length(some.column("payload"))).as_py())
+        return some
 
     def _note_skipped(self, found: Framing, file: str = "", since: int = 0) -> None:
         """Count and say the bytes that belong to no packet, before the packets are numbered.

@@ -18,14 +18,13 @@ from penstock.core.errors import (
     ConnectionLost,
     InvalidURL,
     LeaseLost,
-    Malformed,
     MessageTooLarge,
     PenstockError,
     PositionError,
     Unsupported,
 )
 from penstock.core.interfaces import LONGEST_PAUSE, BookedWriter, Reader, StreamInfo
-from penstock.core.message import Message
+from penstock.core.message import Message, UnfitPayload
 from penstock.core.options import Duration, Options, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
@@ -388,7 +387,7 @@ class LhhtttWriter(BookedWriter):
         for at, message in enumerate(messages):
             try:
                 self._check(message)
-            except (MessageTooLarge, Malformed) as error:
+            except (MessageTooLarge, UnfitPayload) as error:
                 fault, messages = error, messages[:at]
                 break
         if self._client.is_reliable:
@@ -404,7 +403,7 @@ class LhhtttWriter(BookedWriter):
         """Check that a message can be sent.
 
         :raises MessageTooLarge: it does not fit a datagram.
-        :raises Malformed: it is not text, and the queue takes texts only.
+        :raises UnfitPayload: it is not text, and the queue takes texts only.
         """
         largest = self._client.largest
         if len(message) > largest:
@@ -414,7 +413,7 @@ class LhhtttWriter(BookedWriter):
         try:
             message.decode()
         except UnicodeDecodeError as error:
-            raise Malformed(
+            raise UnfitPayload(
                 f"message for {self.url}",
                 f"byte {error.start}",
                 "text in UTF-8",

@@ -308,6 +308,35 @@ def test_under_block_the_next_forwarder_gets_what_a_destination_that_is_away_did
     assert box.payloads + more.payloads == [b"%d" % i for i in range(10_000)]
 
 
+def test_under_block_what_cannot_be_serialised_is_rejected_once_also_when_its_batch_is_left(
+    tmp_path: Path,
+) -> None:
+    schemas, box, more = example_schemas(nanopb=True), Box(), Box()
+    good, bad = bytes(116), b"too short"
+    books = []
+    with OutputStream.create(STATUS, owner="x", directory=tmp_path, hold="forwarder-2") as stream:
+        for each in (box, more):
+            with forwarding(
+                *(tmp_path, {2: each}, schemas),
+                policy=OverflowPolicy.BLOCK,
+                dead=open_writer(f"log:{tmp_path}/dead"),
+            ) as forwarder:
+                until(lambda: forwarder.statistics().routes[2].streams == 1)
+                if each is box:
+                    box.fails = ConnectionError("away")
+                    stream.write_many([good, bad, good, bad, good])
+                    until(lambda: box.calls > 1)
+                else:
+                    until(lambda: len(more.payloads) == 3)
+            books.append(forwarder.statistics().routes[2])
+    assert [(book.taken, book.rejected) for book in books] == [
+        (0, {}),
+        (5, {Code.INVALID_ARGUMENT: 2}),
+    ]
+    with open_reader(f"log:{tmp_path}/dead") as letters:
+        assert len(list(letters.available())) == 2
+
+
 @pytest.mark.parametrize("is_made_anew", [False, True])
 def test_under_block_nobody_gets_what_is_left_of_a_removed_stream_so_it_counts(
     tmp_path: Path, is_made_anew: bool

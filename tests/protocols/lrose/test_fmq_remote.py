@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,7 @@ from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN, FmqWriter
 from penstock.queue.classic.layout import Status
 from protocols.lrose.serving import served
+from support.interruption import Interrupted, interrupted_at_line
 
 
 def numbers(messages: object) -> list[int]:
@@ -468,6 +471,45 @@ def test_an_interrupted_read_counts_what_is_damaged_when_it_is_read_again(
         books = reader.statistics()
     assert seen == ([0] if damaged == "fail" else [0, 2])
     assert (books.messages, books.lost) == (len(seen), len(seen) - 1)
+
+
+@pytest.mark.parametrize("damaged", ["fail", "skip"])
+def test_what_is_interrupted_at_any_line_while_it_is_kept_comes_and_counts_once(
+    fmq_root: Path, fmq_server: FmqServer, queue_name: str, damaged: str
+) -> None:
+    keep = FmqReader._keep
+    for line in itertools.count(1):
+        name = f"{queue_name}-{line}"
+        url = f"{fmq_server.url}/{name}"
+        where = ""
+
+        def interrupted(*arguments: Any, at: int = line) -> None:
+            with interrupted_at_line(at, "penstock/protocols/lrose"):
+                keep(*arguments)
+
+        with (
+            open_writer(url, compress="gzip") as writer,
+            open_reader(url, damaged=damaged) as reader,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            writer.write_many([b"x" * 100] * 3)
+            damage_second_message(fmq_root, name)
+            patch.setattr(FmqReader, "_keep", interrupted)
+            seen = []
+            try:
+                seen += numbers(reader.read_many(10))
+            except Interrupted as place:
+                where = f"at {place}"
+            patch.undo()
+            seen += numbers(reader.read_many(10) if where else [])
+            if damaged == "fail":
+                with pytest.raises(Malformed):
+                    reader.read_many(10)
+            books = reader.statistics()
+        assert seen == ([0] if damaged == "fail" else [0, 2]), where
+        assert (books.messages, books.lost) == (len(seen), len(seen) - 1), where
+        if not where:
+            return
 
 
 def test_headers_that_have_no_place_are_counted(fmq_server: FmqServer, queue_name: str) -> None:

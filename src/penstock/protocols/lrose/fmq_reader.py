@@ -100,7 +100,7 @@ class FmqReader(Replayable, Reader):
         #: Connections made after the first.
         self.reconnects = 0
         self._probe = Probe(target)
-        self._received = ReceivedMessages(target.options, self._losses.add)
+        self._received = ReceivedMessages(target.options)
         self._ready = self._received.ready
         #: The number of the next message; None: any.
         self._next: int | None = None
@@ -508,14 +508,12 @@ class FmqReader(Replayable, Reader):
     def _miss(self, next_seq: int) -> None:
         """Continue with a later message, and count those between as lost."""
         assert self._next is not None
-        self._count_missing(self._next, next_seq - 1)
-        self._next = next_seq
+        self._lose(self._next, next_seq - 1, DropReason.OVERRUN)
 
-    def _count_missing(self, first: int, last: int) -> None:
-        if self._wanted >= 0:
-            self._received.filtered += last - first + 1  # or lost: they cannot be told apart
-        else:
-            self._losses.add(Loss(first, last, DropReason.OVERRUN))
+    def _lose(self, first: int, last: int, reason: DropReason) -> None:
+        """Count messages as lost, and continue behind them: both, or neither after an interrupt."""
+        self._losses, self._next = self._losses.with_losses([Loss(first, last, reason)]), last + 1
+        self._losses.tell()
 
     def _keep(
         self, messages: Messages, seqs: Sequence[int], gaps: Sequence[tuple[int, int]] = ()
@@ -523,14 +521,20 @@ class FmqReader(Replayable, Reader):
         """Keep received messages, count those missing between, and remember where they end."""
         if not seqs:
             return
-        proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
-        # First, as it takes long: after an interrupt the reader stands before them.
-        self._received.hold(messages, seqs)
-        self._near, self._next, self._proof = seqs[-1], seqs[-1] + 1, proof
-        for first, last in gaps:
-            self._count_missing(first, last)
+        last, proof = seqs[-1], Proof.of(messages, len(seqs) - 1, seqs[-1])
+        received, losses = self._received.with_more(messages, seqs)
+        missing = [Loss(*gap, DropReason.OVERRUN) for gap in gaps]
+        if self._wanted >= 0:  # of other types, or lost: they cannot be told apart
+            received.filtered += sum([loss.count for loss in missing])
+        else:
+            losses += missing
+        ledger = self._losses.with_losses(losses) if losses else self._losses
         if not self.server_is_ours:
             self._delivered.add(messages, seqs)
+        changed = received, received.ready, ledger, last, last + 1, proof
+        # In one statement without a call: an interrupt before it has them received again.
+        self._received, self._ready, self._losses, self._near, self._next, self._proof = changed
+        self._losses.tell()
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -621,8 +625,7 @@ class FmqReader(Replayable, Reader):
             return False  # which message it is is not known
         if not link.seek_after_id(self._next % ID_COUNT):
             return False
-        self._losses.add(Loss(self._next, self._next, DropReason.DAMAGED))
-        self._next += 1
+        self._lose(self._next, self._next, DropReason.DAMAGED)
         return True
 
     def _ask(self, link: QueueLink, wait: float) -> Messages:

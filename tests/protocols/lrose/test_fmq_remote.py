@@ -223,6 +223,33 @@ def test_a_reader_whose_seek_failed_stays_where_it_was(tmp_path: Path, is_gone: 
     assert (books.messages, books.lost, books.restarts) == (600, 0, 0)
 
 
+def test_a_seek_that_is_refused_is_no_outage_and_no_reconnect(tmp_path: Path) -> None:
+    create(f"fmq:{tmp_path}/q?layout=classic")
+    with open_writer(f"fmq:{tmp_path}/q") as writer:
+        writer.write_many([b"%d" % n for n in range(3)])
+    with served(tmp_path) as server:
+        port = server.port
+        reader = open_reader(f"{server.url}/q", retry="500ms")
+        assert isinstance(reader, FmqReader)
+        assert numbers(reader.read_many(1)) == [0]
+        with pytest.raises(PositionError, match="5000"):
+            reader.seek(5000)
+        assert numbers(reader.read_many(10)) == [1, 2]
+        assert numbers(reader.read_many(10)) == []
+        assert reader.reconnects == 0
+        with pytest.raises(PositionError, match="5000"):
+            reader.seek(5000)
+        time.sleep(0.6)
+    with reader:
+        assert reader.read_many(1, 0.1) == []  # the outage begins here
+        with served(tmp_path, port=port):
+            writer = open_writer(f"fmq:{tmp_path}/q")
+            writer.write(b"3")
+            writer.close()
+            assert numbers(reader.read_many(1, 10)) == [3]
+            assert reader.reconnects == 1
+
+
 def test_a_reader_of_lroses_server_whose_seek_failed_stays_where_it_was(
     lrose_server: str, queue_name: str
 ) -> None:

@@ -97,7 +97,7 @@ class FmqReader(Replayable, Reader):
         self._bytes = 0
         self._restarts = 0
         self._losses = LoggedLosses(target.url, log)
-        #: Connections made after the first.
+        #: Connections made after one was lost.
         self.reconnects = 0
         self._probe = Probe(target)
         self._received = ReceivedMessages(target.options)
@@ -127,17 +127,28 @@ class FmqReader(Replayable, Reader):
         """Return the connection; if it broke, a new one at the same position."""
         link = self._link
         if link is None:
-            retry = self._options.retry
-            link = open_to_read(self._target, retry if patience is None else min(retry, patience))
+            began = time.monotonic()
             try:
-                self._stand_again(link)
-            except BaseException:
-                link.abandon()
+                link = self._new_link(patience)
+            except ConnectionLost:
+                if self._lost_since is None:
+                    self._lost_since = began
                 raise
             self._link = link
-            self._lost_since = None
-            self.reconnects += 1
-            log.warning("%s: connected again", self.url)
+            if self._lost_since is not None:
+                self._lost_since = None
+                self.reconnects += 1
+                log.warning("%s: connected again", self.url)
+        return link
+
+    def _new_link(self, patience: float | None) -> QueueLink:
+        retry = self._options.retry
+        link = open_to_read(self._target, retry if patience is None else min(retry, patience))
+        try:
+            self._stand_again(link)
+        except BaseException:
+            link.abandon()
+            raise
         return link
 
     def _stand_again(self, link: QueueLink) -> None:
@@ -234,11 +245,12 @@ class FmqReader(Replayable, Reader):
             self._place(link, self._next)
             self._is_skipping = True
 
-    def _give_up_link(self) -> None:
+    def _give_up_link(self, *, is_lost: bool = True) -> None:
         link, self._link = self._link, None
         if link is not None:
             link.abandon()
-            self._lost_since = time.monotonic()
+            if is_lost:
+                self._lost_since = time.monotonic()
 
     # --- where it stands --------------------------------------------------------------------
 
@@ -250,9 +262,9 @@ class FmqReader(Replayable, Reader):
         self._delivered = Delivered()
         try:
             self._seek(place)
-        except BaseException:
+        except BaseException as error:
             # It stays where it was: the next read connects again, and resumes there.
-            self._give_up_link()
+            self._give_up_link(is_lost=isinstance(error, ConnectionLost))
             self._received.put_back(dropped)
             self._next, self._near, self._proof, self._delivered = before
             self._is_skipping = False

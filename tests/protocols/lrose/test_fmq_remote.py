@@ -31,7 +31,7 @@ from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN, FmqWriter
 from penstock.queue.classic.layout import Status
 from protocols.lrose.serving import served
-from support.interruption import Interrupted, interrupted_at_line
+from support.interruption import Interrupted, interrupted_at_line, take
 
 
 def numbers(messages: object) -> list[int]:
@@ -199,6 +199,34 @@ def test_what_an_interrupted_read_received_comes_with_the_next_one(
         assert seen == list(range(1500))
         assert books.lost == 0
     assert books.messages == len(seen)
+
+
+# A connection that is just being made is left to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("by", ["many", "batch", "available"])
+def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
+    fmq_server: FmqServer, queue_name: str, by: str
+) -> None:
+    url = f"{fmq_server.url}/{queue_name}"
+    with open_writer(url) as writer:
+        writer.write_many([b"%d" % i for i in range(30)])
+    with open_reader(url) as reader:
+        for line in itertools.count(1, 3):
+            reader.seek("start")
+            before = reader.statistics()
+            found: list[int] = []
+            where = ""
+            try:
+                with interrupted_at_line(line, "penstock/protocols/lrose"):
+                    take(reader, by, found)
+            except Interrupted as place:
+                where = f"at {place}"
+                take(reader, "many", found)
+            after = reader.statistics()
+            assert found == list(range(30)), where
+            assert (after.messages - before.messages, after.lost) == (30, 0), where
+            if not where:
+                return
 
 
 @pytest.mark.parametrize("is_gone", [False, True])

@@ -46,6 +46,7 @@ from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.core.batch import Batch
     from penstock.core.position import PositionLike
     from penstock.protocols.lrose.fmq_messages import Messages
 
@@ -102,6 +103,8 @@ class FmqReader(Replayable, Reader):
         self._probe = Probe(target)
         self._received = ReceivedMessages(target.options)
         self._ready = self._received.ready
+        #: What `_put_back` returns to: the messages that the present call took, and the counters.
+        self._before: tuple[list[Message], int, int] | None = None
         #: The number of the next message; None: any.
         self._next: int | None = None
         #: A number near the next ones, to unwrap ids.
@@ -550,36 +553,64 @@ class FmqReader(Replayable, Reader):
 
     # --- reading ----------------------------------------------------------------------------
 
+    # What a call took is put back if a signal keeps it from its caller.
+
     def _take(self, limit: int) -> list[Message]:
         self._check_open()
-        if not self._ready:
-            self._fetch()
-        return self._hand_over(limit)
+        self._before = None
+        try:
+            if not self._ready:
+                self._fetch()
+            return self._hand_over(limit)
+        except BaseException:
+            self._put_back()
+            raise
 
     def read(self, timeout: float | None = None) -> Message | None:
         ready = self._ready
         if ready:
-            message = ready.popleft()
-            self._messages += 1
-            self._bytes += len(message.payload)
+            message = ready[0]
+            size = len(message.payload)
+            self._messages, self._bytes = self._messages + 1, self._bytes + size
+            del ready[0]  # not `popleft`: a signal could be raised behind it
             return message
-        messages = self.read_many(1, timeout)
-        return messages[0] if messages else None
+        self._before = None
+        try:
+            messages = self.read_many(1, timeout)
+            return messages[0] if messages else None
+        except BaseException:
+            self._put_back()
+            raise
 
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
         # A reconnect must not exceed the caller's timeout.
+        self._before = None
         if n < 1:
             return []
-        if self._ready or (timeout is not None and timeout <= 0):
-            return self._take(n)
-        self._check_open()
-        return self._wait_and_take(n, timeout)
+        try:
+            if self._ready or (timeout is not None and timeout <= 0):
+                return self._take(n)
+            self._check_open()
+            return self._wait_and_take(n, timeout)
+        except BaseException:
+            self._put_back()
+            raise
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        self._before = None
+        try:
+            return super().read_batch(n, timeout)
+        except BaseException:
+            self._put_back()
+            raise
 
     def _hand_over(self, limit: int) -> list[Message]:
         # What takes long comes before the removal: after Ctrl-C, they are still ready.
         ready = self._ready
         messages = list(islice(ready, limit))
         size = sum(map(len, map(_PAYLOAD_OF, messages)))
+        if messages:
+            self._before = messages, self._messages, self._bytes
         if len(messages) == len(ready):
             ready.clear()
         else:
@@ -588,6 +619,14 @@ class FmqReader(Replayable, Reader):
         self._messages += len(messages)
         self._bytes += size
         return messages
+
+    def _put_back(self) -> None:
+        """Return to the start of what the present call took, and does not return."""
+        before, self._before = self._before, None
+        if before is not None:
+            taken, self._messages, self._bytes = before
+            if not self._ready or self._ready[0] is not taken[0]:
+                self._ready.extendleft(reversed(taken))
 
     def _fetch(self, wait: float = 0.0, patience: float | None = None) -> None:
         """Request messages until some are ready, or there are no more."""

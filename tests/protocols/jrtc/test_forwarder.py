@@ -317,7 +317,9 @@ def test_under_block_what_cannot_be_serialised_is_rejected_once_also_when_its_ba
     with OutputStream.create(STATUS, owner="x", directory=tmp_path, hold="forwarder-2") as stream:
         for each in (box, more):
             with forwarding(
-                *(tmp_path, {2: each}, schemas),
+                tmp_path,
+                {2: each},
+                schemas,
                 policy=OverflowPolicy.BLOCK,
                 dead=open_writer(f"log:{tmp_path}/dead"),
             ) as forwarder:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import open_reader, open_writer
-from support.interruption import Interrupted, interrupted_after, interrupted_at_line
+from support.interruption import Interrupted, interrupted_after, interrupted_at_line, take
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.core.interfaces import Reader
     from penstock.core.message import Message
 
 # A signal that is raised within a finalizer gets to nobody.
@@ -107,25 +106,6 @@ def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
             assert after.messages - before.messages == len(expected), where
             assert after.filtered - before.filtered == 20 - len(expected), where
             assert after.lost == 0, where
-
-
-def take(reader: Reader, by: str, found: list[int]) -> None:
-    """Add the numbers of all messages to `found`, as the calls return them."""
-    while True:
-        match by:
-            case "one":
-                message = reader.read(0)
-                taken = [] if message is None else [message.seq]
-            case "many":
-                taken = [each.seq for each in reader.read_many(100)]
-            case "batch":
-                taken = reader.read_batch(100).column("seq").to_pylist()
-            case _:
-                taken = []
-                found.extend(each.seq for each in reader.available())
-        found += taken
-        if not taken:
-            return
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["many", "one"])

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["Interrupted", "interrupted_after", "interrupted_at_line"]
+    from penstock.core.interfaces import Reader
+
+__all__ = ["Interrupted", "interrupted_after", "interrupted_at_line", "take"]
 
 
 class Interrupted(BaseException):
@@ -59,3 +61,22 @@ def interrupted_at_line(number: int, folder: str) -> Iterator[None]:
     finally:
         sys.settrace(None)
         gc.enable()
+
+
+def take(reader: Reader, by: str, found: list[int]) -> None:
+    """Add the numbers of all messages to `found`, as the calls return them."""
+    while True:
+        match by:
+            case "one":
+                message = reader.read(0)
+                taken = [] if message is None else [message.seq]
+            case "many":
+                taken = [each.seq for each in reader.read_many(100)]
+            case "batch":
+                taken = reader.read_batch(100).column("seq").to_pylist()
+            case _:
+                taken = []
+                found.extend(each.seq for each in reader.available())
+        found += taken
+        if not taken:
+            return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.core.stream_id import StreamId
 
-__all__ = ["CopiedMessage", "Message"]
+__all__ = ["CopiedMessage", "Message", "UnfitPayload"]
 
 _C = TypeVar("_C", bound="ctypes.Structure | ctypes.Union | ctypes.Array[Any]")
 _Scalar = TypeVar("_Scalar", bound="np.generic")
@@ -96,6 +96,10 @@ class Message(NamedTuple):
     def _size_error(self, kind: str, expected: object, found: int) -> Malformed:
         what = f"message {self.seq} as {kind}"
         return Malformed(what, "size in bytes", expected, found)
+
+
+class UnfitPayload(Malformed):
+    """A payload is not what its target takes; the message was not written."""
 
 
 class CopiedMessage(Message):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Sequence
 
     from penstock.core.overflow import DropReason
 
@@ -54,6 +56,17 @@ class LossLedger:
             self._ranges[-1] = replace(previous, last=loss.last)
         else:
             self._ranges.append(loss)
+
+    def with_losses(self, losses: Sequence[Loss]) -> Self:
+        """Return a copy with more losses, which are not logged yet.
+
+        Who assigns it together with a position counts them once, whenever a signal comes.
+        """
+        ledger = copy(self)
+        ledger._ranges = self._ranges.copy()  # noqa: SLF001 - of this class
+        for loss in losses:
+            LossLedger.add(ledger, loss)
+        return ledger
 
     def ranges(self) -> tuple[Loss, ...]:
         return tuple(self._ranges)
@@ -127,6 +140,12 @@ class LoggedLosses(LossLedger):
         super().add(loss)
         self._untold = loss
         self.tell()
+
+    def with_losses(self, losses: Sequence[Loss]) -> Self:
+        ledger = super().with_losses(losses)
+        if losses:
+            ledger._untold = losses[-1]  # noqa: SLF001 - of this class
+        return ledger
 
     def tell(self, *, at_once: bool = False) -> None:
         """Log the last loss unless it was logged; without `at_once` at intervals only."""

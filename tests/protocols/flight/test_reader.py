@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from itertools import count, islice
@@ -31,6 +32,7 @@ from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.sources import Holds
 from penstock.protocols.flight.wire import Acknowledge, ActionKind, Hold, Mark, Spot, Take, Told
 from protocols.flight.serving import served
+from support.interruption import Interrupted, interrupted_at_line, take
 from support.log_files import segment_files
 from support.mosquitto import free_port
 from support.waiting import SOON, background, waits
@@ -252,6 +254,32 @@ def test_what_an_interrupted_read_received_comes_with_the_next_one(
             seen += [m.seq for m in messages]
         assert reader.statistics().lost == 0
     assert seen == list(range(2000))
+
+
+@pytest.mark.parametrize("by", ["one", "many", "batch", "available"])
+def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
+    url: str, local: str, by: str
+) -> None:
+    url, local = f"{url}-{by}", f"{local}-{by}"
+    with open_writer(f"fmq:{local}") as writer:
+        writer.write_many([b"%d" % i for i in range(30)])
+    with open_reader(url) as reader:
+        for line in itertools.count(1, 5):
+            reader.seek("start")
+            before = reader.statistics()
+            found: list[int] = []
+            where = ""
+            try:
+                with interrupted_at_line(line, "penstock/protocols/flight"):
+                    take(reader, by, found)
+            except Interrupted as place:
+                where = f"at {place}"
+                take(reader, "many", found)
+            after = reader.statistics()
+            assert found == list(range(30)), where
+            assert (after.messages - before.messages, after.lost) == (30, 0), where
+            if not where:
+                return
 
 
 STREAMS = {

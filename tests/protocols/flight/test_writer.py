@@ -302,6 +302,20 @@ def test_what_went_before_a_bad_payload_is_appended(url: str, local: str) -> Non
         assert writer.write(b"goes on") == 10_000
 
 
+def test_who_is_interrupted_is_told_that_more_may_be_appended_than_is_known(url: str) -> None:
+    def payloads() -> Iterator[bytes]:
+        yield from [b"x"] * 20_000
+        raise KeyboardInterrupt
+
+    with open_writer(url) as writer:
+        writer.write(b"first")
+        with pytest.raises(KeyboardInterrupt) as caught:
+            writer.write_many(payloads())
+    assert caught.value.__notes__ == [
+        "0 messages of this call are appended; of 16,384 more it is not known"
+    ]
+
+
 def test_other_columns_are_malformed(url: str) -> None:
     with open_writer(url) as writer, pytest.raises(Malformed):
         writer.write_batch(pa.record_batch({"payload": [b"x"]}))

@@ -14,13 +14,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock import open_reader, open_writer
+from penstock import create, open_reader, open_writer
 from penstock.core.batch import Batch
 from penstock.core.config import parse_config
 from penstock.core.dead_letter import Code, DeadLetter
-from penstock.core.errors import ConfigError, InvalidStreamId, InvalidURL, StorageError
+from penstock.core.errors import (
+    ConfigError,
+    DamagedQueue,
+    InvalidOption,
+    InvalidStreamId,
+    InvalidURL,
+    StorageError,
+)
 from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.datagrams import DatagramSocket
+from penstock.protocols.flight import ServerOptions as FlightOptions
+from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.jrtc.config import ForwarderConfig, ForwarderService
 from penstock.protocols.jrtc.destinations import (
     Destination,
@@ -299,6 +308,37 @@ def test_under_block_the_next_forwarder_gets_what_a_destination_that_is_away_did
     assert box.payloads + more.payloads == [b"%d" % i for i in range(10_000)]
 
 
+def test_under_block_what_cannot_be_serialised_is_rejected_once_also_when_its_batch_is_left(
+    tmp_path: Path,
+) -> None:
+    schemas, box, more = example_schemas(nanopb=True), Box(), Box()
+    good, bad = bytes(116), b"too short"
+    books = []
+    with OutputStream.create(STATUS, owner="x", directory=tmp_path, hold="forwarder-2") as stream:
+        for each in (box, more):
+            with forwarding(
+                tmp_path,
+                {2: each},
+                schemas,
+                policy=OverflowPolicy.BLOCK,
+                dead=open_writer(f"log:{tmp_path}/dead"),
+            ) as forwarder:
+                until(lambda: forwarder.statistics().routes[2].streams == 1)
+                if each is box:
+                    box.fails = ConnectionError("away")
+                    stream.write_many([good, bad, good, bad, good])
+                    until(lambda: box.calls > 1)
+                else:
+                    until(lambda: len(more.payloads) == 3)
+            books.append(forwarder.statistics().routes[2])
+    assert [(book.taken, book.rejected) for book in books] == [
+        (0, {}),
+        (5, {Code.INVALID_ARGUMENT: 2}),
+    ]
+    with open_reader(f"log:{tmp_path}/dead") as letters:
+        assert len(list(letters.available())) == 2
+
+
 @pytest.mark.parametrize("is_made_anew", [False, True])
 def test_under_block_nobody_gets_what_is_left_of_a_removed_stream_so_it_counts(
     tmp_path: Path, is_made_anew: bool
@@ -484,6 +524,35 @@ def test_a_message_that_its_queue_cannot_take_is_rejected_and_does_not_block_oth
         destination_for(f"lhhttt://{HOST}:{server.port}?mode=legacy", Schemas()) as destination,
     ):
         assert _sent_in_calls(destination, b"1", b"no text: \xac", b"2") == [b"no text: \xac"]
+
+
+def test_a_damaged_queue_is_an_outage_and_no_verdict_on_messages(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/q"
+    create(f"{url}?layout=classic")
+    with destination_for(url, Schemas()) as destination:
+        assert destination.send(_batch(b"1")) == (1, ())
+        status = tmp_path / "q.stat"
+        whole = status.read_bytes()
+        with status.open("r+b") as file:
+            file.write(whole[:4] + bytes(len(whole) - 4))
+        with pytest.raises(DamagedQueue):
+            destination.send(_batch(b"2", b"3"))
+        with status.open("r+b") as file:
+            file.write(whole)
+        assert destination.send(_batch(b"2", b"3")) == (2, ())
+
+
+def test_another_client_with_other_options_is_an_outage_and_no_verdict_on_messages(
+    tmp_path: Path,
+) -> None:
+    with FlightServer(FlightOptions(root=tmp_path, port=0)) as server:
+        url, port = f"{server.url}x", server.port
+        destination = destination_for(url, Schemas())
+        assert destination.send(_batch(b"1")) == (1, ())
+    with destination, FlightServer(FlightOptions(root=tmp_path, port=port)):
+        with open_writer(f"{url}?policy=drop"), pytest.raises(InvalidOption, match="policy"):
+            destination.send(_batch(b"2", b"3"))
+        assert destination.send(_batch(b"2", b"3")) == (2, ())
 
 
 def test_destinations_that_are_none() -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -28,11 +29,13 @@ from penstock.core.errors import (
     Unsupported,
     WriteTimeout,
 )
+from penstock.core.interfaces import LONGEST_PAUSE
 from penstock.protocols.jrtc.destinations import StreamDestination
 from penstock.protocols.jrtc.wire import batch_of_datagrams
 from penstock.protocols.lhhttt import decode_bytes, encode_bytes
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused
 from penstock.protocols.server import End
+from penstock.queue.waiting import wait_any
 from penstock.relay.faults import FaultRouter, Faults
 from protocols.lhhttt.queues import HOST, Asker, Prototype, assert_balanced, served
 from support.descriptors import many_descriptors
@@ -278,6 +281,21 @@ def test_a_reader_waits_without_asking_again_and_again() -> None:
             assert (
                 server.statistics().queue.commands - before <= 12
             )  # its repetitions, and a writer's
+
+
+def test_waiting_for_messages_that_nobody_gets_yet_is_no_busy_loop() -> None:
+    with served() as server:
+        url = URLS["udp"](server)
+        with open_reader(url) as reader, open_writer(url) as writer:
+            assert isinstance(reader, Grouped)
+            writer.write(b"x")
+            reader.nack(reader.read_many(1, 10), delay=1.5)
+            calls, end = 0, time.monotonic() + 1
+            while (left := end - time.monotonic()) > 0:
+                calls += bool(wait_any([reader], left)) and not reader.read_many(10)
+            assert calls <= 1 / LONGEST_PAUSE
+            assert wait_any([reader], 20) == [reader]
+            assert [m.payload for m in reader.read_many(10, 10)] == [b"x"]
 
 
 def _put(url: str, *payloads: bytes) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,7 @@ from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN, FmqWriter
 from penstock.queue.classic.layout import Status
 from protocols.lrose.serving import served
+from support.interruption import Interrupted, interrupted_at_line, take
 
 
 def numbers(messages: object) -> list[int]:
@@ -198,6 +201,34 @@ def test_what_an_interrupted_read_received_comes_with_the_next_one(
     assert books.messages == len(seen)
 
 
+# A connection that is just being made is left to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("by", ["many", "batch", "available"])
+def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
+    fmq_server: FmqServer, queue_name: str, by: str
+) -> None:
+    url = f"{fmq_server.url}/{queue_name}"
+    with open_writer(url) as writer:
+        writer.write_many([b"%d" % i for i in range(30)])
+    with open_reader(url) as reader:
+        for line in itertools.count(1, 3):
+            reader.seek("start")
+            before = reader.statistics()
+            found: list[int] = []
+            where = ""
+            try:
+                with interrupted_at_line(line, "penstock/protocols/lrose"):
+                    take(reader, by, found)
+            except Interrupted as place:
+                where = f"at {place}"
+                take(reader, "many", found)
+            after = reader.statistics()
+            assert found == list(range(30)), where
+            assert (after.messages - before.messages, after.lost) == (30, 0), where
+            if not where:
+                return
+
+
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_reader_whose_seek_failed_stays_where_it_was(tmp_path: Path, is_gone: bool) -> None:
     create(f"fmq:{tmp_path}/q?layout=classic")
@@ -218,6 +249,33 @@ def test_a_reader_whose_seek_failed_stays_where_it_was(tmp_path: Path, is_gone: 
         assert numbers(reader.available()) == list(range(10, 600))
         books = reader.statistics()
     assert (books.messages, books.lost, books.restarts) == (600, 0, 0)
+
+
+def test_a_seek_that_is_refused_is_no_outage_and_no_reconnect(tmp_path: Path) -> None:
+    create(f"fmq:{tmp_path}/q?layout=classic")
+    with open_writer(f"fmq:{tmp_path}/q") as writer:
+        writer.write_many([b"%d" % n for n in range(3)])
+    with served(tmp_path) as server:
+        port = server.port
+        reader = open_reader(f"{server.url}/q", retry="500ms")
+        assert isinstance(reader, FmqReader)
+        assert numbers(reader.read_many(1)) == [0]
+        with pytest.raises(PositionError, match="5000"):
+            reader.seek(5000)
+        assert numbers(reader.read_many(10)) == [1, 2]
+        assert numbers(reader.read_many(10)) == []
+        assert reader.reconnects == 0
+        with pytest.raises(PositionError, match="5000"):
+            reader.seek(5000)
+        time.sleep(0.6)
+    with reader:
+        assert reader.read_many(1, 0.1) == []  # the outage begins here
+        with served(tmp_path, port=port):
+            writer = open_writer(f"fmq:{tmp_path}/q")
+            writer.write(b"3")
+            writer.close()
+            assert numbers(reader.read_many(1, 10)) == [3]
+            assert reader.reconnects == 1
 
 
 def test_a_reader_of_lroses_server_whose_seek_failed_stays_where_it_was(
@@ -468,6 +526,45 @@ def test_an_interrupted_read_counts_what_is_damaged_when_it_is_read_again(
         books = reader.statistics()
     assert seen == ([0] if damaged == "fail" else [0, 2])
     assert (books.messages, books.lost) == (len(seen), len(seen) - 1)
+
+
+@pytest.mark.parametrize("damaged", ["fail", "skip"])
+def test_what_is_interrupted_at_any_line_while_it_is_kept_comes_and_counts_once(
+    fmq_root: Path, fmq_server: FmqServer, queue_name: str, damaged: str
+) -> None:
+    keep = FmqReader._keep
+    for line in itertools.count(1):
+        name = f"{queue_name}-{line}"
+        url = f"{fmq_server.url}/{name}"
+        where = ""
+
+        def interrupted(*arguments: Any, at: int = line) -> None:
+            with interrupted_at_line(at, "penstock/protocols/lrose"):
+                keep(*arguments)
+
+        with (
+            open_writer(url, compress="gzip") as writer,
+            open_reader(url, damaged=damaged) as reader,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            writer.write_many([b"x" * 100] * 3)
+            damage_second_message(fmq_root, name)
+            patch.setattr(FmqReader, "_keep", interrupted)
+            seen = []
+            try:
+                seen += numbers(reader.read_many(10))
+            except Interrupted as place:
+                where = f"at {place}"
+            patch.undo()
+            seen += numbers(reader.read_many(10) if where else [])
+            if damaged == "fail":
+                with pytest.raises(Malformed):
+                    reader.read_many(10)
+            books = reader.statistics()
+        assert seen == ([0] if damaged == "fail" else [0, 2]), where
+        assert (books.messages, books.lost) == (len(seen), len(seen) - 1), where
+        if not where:
+            return
 
 
 def test_headers_that_have_no_place_are_counted(fmq_server: FmqServer, queue_name: str) -> None:

@@ -147,23 +147,42 @@ class FlightReader(Concluding, Replayable, Held, Reader):
 
     # --- reading ----------------------------------------------------------------------------------
 
+    # What a call took is put back if a signal keeps it from its caller.
+
     def read(self, timeout: float | None = None) -> Message | None:
-        messages = self._next_messages(1, timeout)
-        return messages[0] if messages else None
+        self._arrivals.settle()
+        try:
+            messages = self.read_many(1, timeout)
+            return messages[0] if messages else None
+        except BaseException:
+            self._arrivals.put_back()
+            raise
 
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
-        return self._next_messages(n, timeout) if n > 0 else []
+        self._arrivals.settle()
+        try:
+            has_messages = n > 0 and self._has_messages(timeout)
+            return self._arrivals.take_messages(n) if has_messages else []
+        except BaseException:
+            self._arrivals.put_back()
+            raise
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
-        if n < 1 or not self._has_messages(timeout):
-            return EMPTY
-        return self._arrivals.take_batch(n)
+        self._arrivals.settle()
+        try:
+            has_messages = n > 0 and self._has_messages(timeout)
+            return self._arrivals.take_batch(n) if has_messages else EMPTY
+        except BaseException:
+            self._arrivals.put_back()
+            raise
 
     def _take(self, limit: int) -> list[Message]:
-        return self._next_messages(limit, 0)
-
-    def _next_messages(self, n: int, timeout: float | None) -> list[Message]:
-        return self._arrivals.take_messages(n) if self._has_messages(timeout) else []
+        self._arrivals.settle()
+        try:
+            return self.read_many(limit)
+        except BaseException:
+            self._arrivals.put_back()
+            raise
 
     def _has_messages(self, timeout: float | None) -> bool:
         """Wait for messages to deliver; False: none came in time."""
@@ -435,6 +454,8 @@ class Arrivals:
         #: Messages delivered so far, and their payload bytes.
         self.messages = 0
         self.bytes = 0
+        #: The first batch and all of the above before the last take, until that is settled.
+        self._before: tuple[Batch, int, list[Message] | None, int, int] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._batches)
@@ -443,6 +464,7 @@ class Arrivals:
         self._batches.extend(batches)
 
     def clear(self) -> None:
+        self._before = None
         self._batches.clear()
         self._offset = 0
         self._messages = None
@@ -453,6 +475,18 @@ class Arrivals:
             return None
         seq: int = self._batches[0].column("seq")[self._offset].as_py()
         return seq
+
+    def settle(self) -> None:
+        """Note that what was taken before has come to the caller."""
+        self._before = None
+
+    def put_back(self) -> None:
+        """Return to where this stood before the last take, unless that is settled."""
+        before, self._before = self._before, None
+        if before is not None:
+            batch, self._offset, self._messages, self.messages, self.bytes = before
+            if not self._batches or self._batches[0] is not batch:
+                self._batches.appendleft(batch)
 
     def take_messages(self, n: int) -> list[Message]:
         if self._messages is None:
@@ -467,10 +501,12 @@ class Arrivals:
         return batch
 
     def _pass(self, count: int, size: int) -> None:
+        batch = self._batches[0]
+        self._before = batch, self._offset, self._messages, self.messages, self.bytes
         self._offset += count
         self.messages += count
         self.bytes += size
-        if self._offset >= self._batches[0].num_rows:
+        if self._offset >= batch.num_rows:
             self._batches.popleft()
             self._offset = 0
             self._messages = None

@@ -95,6 +95,10 @@ class Call:
         return None
 
     @property
+    def unanswered(self) -> int:
+        return sum(one.batch.num_rows for one in self.sent)
+
+    @property
     def in_doubt(self) -> int:
         return sum(one.batch.num_rows for one in self.sent if one.is_in_doubt)
 
@@ -301,11 +305,14 @@ class FlightWriter(BookedWriter):
         except BaseException as error:
             self._refuse_rest(call, refused)
             self._reset()
-            is_known = isinstance(error, Unacknowledged) or not isinstance(error, PenstockError)
-            if call.in_doubt and not is_known:
+            note = f"{call.written:,} messages of this call are appended"
+            if not isinstance(error, PenstockError):  # Ctrl-C, while answers were awaited
+                if call.unanswered:
+                    note += f"; of {call.unanswered:,} more it is not known"
+            elif call.in_doubt and not isinstance(error, Unacknowledged):
                 reason = error.reason if isinstance(error, ConnectionLost) else str(error)
                 raise self._unacknowledged(call, reason) from error
-            error.add_note(f"{call.written:,} messages of this call are appended")
+            error.add_note(note)
             raise
         if call.failure is not None:
             self._refuse_rest(call, refused)
@@ -318,7 +325,7 @@ class FlightWriter(BookedWriter):
         Payloads that an iterator has not produced yet are not counted.
         """
         if call.offered is None:
-            self._refused += sum(one.batch.num_rows for one in call.sent)
+            self._refused += call.unanswered
         else:
             self._refused = before + call.offered - call.written
 

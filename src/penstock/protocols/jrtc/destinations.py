@@ -27,6 +27,7 @@ from penstock.core.errors import (
     StorageError,
 )
 from penstock.core.interfaces import Closable
+from penstock.core.message import Message, UnfitPayload
 from penstock.core.redaction import shown
 from penstock.core.url import URL
 from penstock.protocols.datagrams import DatagramSocket
@@ -63,8 +64,6 @@ _ANSWERING: Final = 10.0
 _IN_A_PATH: Final = "/?%:@!$&'()*+,;=[]~"
 #: Answers that are no verdict on what was sent: the same may be taken later.
 _LATER: Final = frozenset({408, 425, 429})
-#: Errors of a writer that are a verdict on a message; others are about the stream.
-_REFUSALS: Final = (MessageTooLarge, Malformed, InvalidOption)
 
 
 class Rejected(NamedTuple):
@@ -201,7 +200,7 @@ class StreamDestination(Destination):
 
     def send(self, batch: Batch) -> Outcome:
         done, error = self._write(batch)
-        if isinstance(error, _REFUSALS):
+        if error is not None and _is_refusal(error):
             return self._send_singly(batch, done)
         return self._outcome(batch, done, error)
 
@@ -213,7 +212,7 @@ class StreamDestination(Destination):
         error: Exception | None = None
         while done < len(batch) and error is None:
             written, error = self._write(batch.slice(done, 1))
-            if isinstance(error, _REFUSALS) and not written:
+            if error is not None and not written and _is_refusal(error):
                 is_large = isinstance(error, MessageTooLarge)
                 code = Code.OUT_OF_RANGE if is_large else Code.INVALID_ARGUMENT
                 return Outcome(done + 1, [Rejected(done, code, str(error))])
@@ -239,6 +238,16 @@ class StreamDestination(Destination):
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether an error of a writer is a verdict on a message; others are about the stream.
+
+    A damaged queue, an answer that is not valid or a URL option that fits no more may be mended.
+    """
+    if isinstance(error, InvalidOption):
+        return error.option in Message._fields
+    return isinstance(error, MessageTooLarge | UnfitPayload)
 
 
 class HttpDestination(Destination):

@@ -261,40 +261,45 @@ class _Route:
             return True
         self._taken += len(batch)
         self._waiting = len(batch)
-        rest = self._deliver(worker, self._serialised(stream, batch))
-        if len(rest):
-            self._leave(stream, rest)
+        serialised, rejected = self._serialised(stream, batch)
+        rest = self._deliver(worker, serialised)
+        done = self._leave(stream, batch, rest) if len(rest) else len(batch)
+        self._reject(batch, [each for each in rejected if each.row < done])
         self._waiting = 0
         return True
 
-    def _leave(self, stream: StreamId, rest: Batch) -> None:
-        """Give what was not sent back to its stream, for the next forwarder, or give it up."""
-        if self._goes_on and self._subscription.give_back(stream, rest["seq"][0].as_py()):
-            self._taken -= len(rest)
-            self._ends_at = 0.0  # or the same would be taken again
-        else:
-            self._give_up(rest)
+    def _leave(self, stream: StreamId, batch: Batch, rest: Batch) -> int:
+        """Give what was not sent back to its stream, for the next forwarder, or give it up.
 
-    def _serialised(self, stream: StreamId, batch: Batch) -> Batch:
-        """Return the batch with protobuf payloads, without messages that cannot be serialised."""
+        Returns how many messages of the batch the next forwarder does not get.
+        """
+        first = rest["seq"][0]
+        if not self._goes_on or not self._subscription.give_back(stream, first.as_py()):
+            self._give_up(rest)
+            return len(batch)
+        done: int = batch["seq"].index(first).as_py()
+        self._taken -= len(batch) - done
+        self._ends_at = 0.0  # or the same would be taken again
+        return done
+
+    def _serialised(self, stream: StreamId, batch: Batch) -> tuple[Batch, list[Rejected]]:
+        """Return the messages that can be serialised, as protobuf, and the others."""
         schema = self._schemas.find(stream)
         if schema is None and self._schemas.is_broken(stream):  # nobody knows what a struct means
             reason = "the package of its schema does not have its message"
             every = range(len(batch))
-            self._reject(batch, [Rejected(row, Code.FAILED_PRECONDITION, reason) for row in every])
-            return batch.slice(len(batch))
+            return batch.slice(len(batch)), [
+                Rejected(row, Code.FAILED_PRECONDITION, reason) for row in every
+            ]
         if schema is None or schema.codec is None:
-            return batch
+            return batch, []
         payloads, failures = schema.codec.serialise(batch.column("payload"))
-        self._reject(
-            batch, [Rejected(each.row, Code.INVALID_ARGUMENT, each.reason) for each in failures]
-        )
         index = BATCH_SCHEMA.get_field_index("payload")
         batch = batch.set_column(index, BATCH_SCHEMA.field(index), payloads)
         if failures:
             bad = {each.row for each in failures}
             batch = batch.take(pa.array([i for i in range(len(batch)) if i not in bad], pa.int64()))
-        return batch
+        return batch, [Rejected(each.row, Code.INVALID_ARGUMENT, each.reason) for each in failures]
 
     def _deliver(self, worker: Worker, batch: Batch) -> Batch:
         """Send a batch, again and again; return what is left of it when it is time to end."""
@@ -316,7 +321,7 @@ class _Route:
             )
             self._reject(batch, rejected)
             batch = batch.slice(done)
-            self._waiting = len(batch)
+            self._waiting -= done
             if done:
                 worker.note_success()
             if not done:

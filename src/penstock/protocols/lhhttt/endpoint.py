@@ -18,14 +18,13 @@ from penstock.core.errors import (
     ConnectionLost,
     InvalidURL,
     LeaseLost,
-    Malformed,
     MessageTooLarge,
     PenstockError,
     PositionError,
     Unsupported,
 )
 from penstock.core.interfaces import LONGEST_PAUSE, BookedWriter, Reader, StreamInfo
-from penstock.core.message import Message
+from penstock.core.message import Message, UnfitPayload
 from penstock.core.options import Duration, Options, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
@@ -57,6 +56,8 @@ _CANNOT_CARRY: Final = {
 }
 #: Messages that are sent as one call, so that an error tells how far it came.
 _AT_ONCE: Final = 10_000
+#: Longest pause (seconds) between two looks at a queue whose messages nobody gets yet.
+_LONGEST_REST: Final = 0.05
 
 
 class UrlOptions(Options):
@@ -146,6 +147,10 @@ class LhhtttReader(Reader, Grouped):
         #: balancer, the queues number their messages alike.
         self._open: dict[bytes | None, tuple[int, int]] = {}
         self._next_seq: int | None = None
+        #: The queue has said that it holds messages. It also counts those whose delay is not over.
+        self._is_promised = False
+        #: After a read in vain, it is asked again only then; each pause is longer.
+        self._rest = self._rests_until = 0.0
         #: Of the prototype: why messages behind those that arrived did not come, and messages that
         #: arrived and were never handed out.
         self._failure: ConnectionLost | None = None
@@ -175,6 +180,12 @@ class LhhtttReader(Reader, Grouped):
             self._take_away(limit, now)
             return
         tags, payloads = self._client.get(limit, wait)
+        if tags:
+            self._rest = 0.0
+        elif self._is_promised:
+            self._rest = min(max(self._rest * 2, LONGEST_PAUSE), _LONGEST_REST)
+            self._rests_until = time.monotonic() + self._rest
+        self._is_promised = False
         rest = iter(payloads)
         for epoch, first, last in tags:
             named = b"%x.%%d" % epoch
@@ -223,8 +234,13 @@ class LhhtttReader(Reader, Grouped):
 
     def _has_news(self) -> bool:
         self._check_open()
+        if self._arrived or self._failure is not None:
+            return True
+        if time.monotonic() < self._rests_until:
+            return False
         # Asked, not leased: a caller that waits for many queues may read another one first.
-        return bool(self._arrived) or self._failure is not None or self._client.size() > 0
+        self._is_promised = self._client.size() > 0
+        return self._is_promised
 
     def available(self) -> Iterator[Message]:
         for _ in range(self._client.size() + len(self._arrived)):
@@ -388,7 +404,7 @@ class LhhtttWriter(BookedWriter):
         for at, message in enumerate(messages):
             try:
                 self._check(message)
-            except (MessageTooLarge, Malformed) as error:
+            except (MessageTooLarge, UnfitPayload) as error:
                 fault, messages = error, messages[:at]
                 break
         if self._client.is_reliable:
@@ -404,7 +420,7 @@ class LhhtttWriter(BookedWriter):
         """Check that a message can be sent.
 
         :raises MessageTooLarge: it does not fit a datagram.
-        :raises Malformed: it is not text, and the queue takes texts only.
+        :raises UnfitPayload: it is not text, and the queue takes texts only.
         """
         largest = self._client.largest
         if len(message) > largest:
@@ -414,7 +430,7 @@ class LhhtttWriter(BookedWriter):
         try:
             message.decode()
         except UnicodeDecodeError as error:
-            raise Malformed(
+            raise UnfitPayload(
                 f"message for {self.url}",
                 f"byte {error.start}",
                 "text in UTF-8",

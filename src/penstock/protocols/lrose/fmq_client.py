@@ -47,7 +47,7 @@ from penstock.queue.classic.options import Compression
 from penstock.queue.options import Creation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.core.url import URL
 
@@ -483,9 +483,8 @@ _SECOND: Final = 1_000_000_000
 class ReceivedMessages:
     """Received messages that are not read yet: decompressed, of the wanted type only."""
 
-    def __init__(self, options: FmqOptions, lose: Callable[[Loss], None]) -> None:
+    def __init__(self, options: FmqOptions) -> None:
         self._options = options
-        self._lose = lose
         self.ready: deque[Message] = deque()
         #: A damaged message behind those that are ready; nothing after it can be read.
         self.failure: Malformed | None = None
@@ -505,8 +504,10 @@ class ReceivedMessages:
         self.ready.extend(dropped[0])
         self.failure = dropped[1]
 
-    def hold(self, messages: Messages, seqs: Sequence[int]) -> None:
-        """Convert received messages, and keep them."""
+    def with_more(
+        self, messages: Messages, seqs: Sequence[int]
+    ) -> tuple[ReceivedMessages, list[Loss]]:
+        """Return a copy with more messages, and the damaged ones, which are left out."""
         payloads = messages.payloads
         damaged: list[Loss] = []
         failure: Malformed | None = None
@@ -526,12 +527,11 @@ class ReceivedMessages:
         wanted = self._options.type
         if wanted is not None and self._options.filter != "server":
             made = [message for message in made if message.type == wanted]
-        # All that takes long is done: after an interrupt there, all of them are received again.
-        self.ready.extend(made)
-        self.failure = failure
-        self.filtered += count - len(made)
-        for loss in damaged:
-            self._lose(loss)
+        more = ReceivedMessages(self._options)
+        more.ready.extend([*self.ready, *made])
+        more.failure = failure
+        more.filtered = self.filtered + count - len(made)
+        return more, damaged
 
     def _unpacked(
         self, messages: Messages, seqs: Sequence[int]

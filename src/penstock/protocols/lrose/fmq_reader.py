@@ -46,6 +46,7 @@ from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.core.batch import Batch
     from penstock.core.position import PositionLike
     from penstock.protocols.lrose.fmq_messages import Messages
 
@@ -97,11 +98,13 @@ class FmqReader(Replayable, Reader):
         self._bytes = 0
         self._restarts = 0
         self._losses = LoggedLosses(target.url, log)
-        #: Connections made after the first.
+        #: Connections made after one was lost.
         self.reconnects = 0
         self._probe = Probe(target)
-        self._received = ReceivedMessages(target.options, self._losses.add)
+        self._received = ReceivedMessages(target.options)
         self._ready = self._received.ready
+        #: What `_put_back` returns to: the messages that the present call took, and the counters.
+        self._before: tuple[list[Message], int, int] | None = None
         #: The number of the next message; None: any.
         self._next: int | None = None
         #: A number near the next ones, to unwrap ids.
@@ -127,17 +130,28 @@ class FmqReader(Replayable, Reader):
         """Return the connection; if it broke, a new one at the same position."""
         link = self._link
         if link is None:
-            retry = self._options.retry
-            link = open_to_read(self._target, retry if patience is None else min(retry, patience))
+            began = time.monotonic()
             try:
-                self._stand_again(link)
-            except BaseException:
-                link.abandon()
+                link = self._new_link(patience)
+            except ConnectionLost:
+                if self._lost_since is None:
+                    self._lost_since = began
                 raise
             self._link = link
-            self._lost_since = None
-            self.reconnects += 1
-            log.warning("%s: connected again", self.url)
+            if self._lost_since is not None:
+                self._lost_since = None
+                self.reconnects += 1
+                log.warning("%s: connected again", self.url)
+        return link
+
+    def _new_link(self, patience: float | None) -> QueueLink:
+        retry = self._options.retry
+        link = open_to_read(self._target, retry if patience is None else min(retry, patience))
+        try:
+            self._stand_again(link)
+        except BaseException:
+            link.abandon()
+            raise
         return link
 
     def _stand_again(self, link: QueueLink) -> None:
@@ -234,11 +248,12 @@ class FmqReader(Replayable, Reader):
             self._place(link, self._next)
             self._is_skipping = True
 
-    def _give_up_link(self) -> None:
+    def _give_up_link(self, *, is_lost: bool = True) -> None:
         link, self._link = self._link, None
         if link is not None:
             link.abandon()
-            self._lost_since = time.monotonic()
+            if is_lost:
+                self._lost_since = time.monotonic()
 
     # --- where it stands --------------------------------------------------------------------
 
@@ -250,9 +265,9 @@ class FmqReader(Replayable, Reader):
         self._delivered = Delivered()
         try:
             self._seek(place)
-        except BaseException:
+        except BaseException as error:
             # It stays where it was: the next read connects again, and resumes there.
-            self._give_up_link()
+            self._give_up_link(is_lost=isinstance(error, ConnectionLost))
             self._received.put_back(dropped)
             self._next, self._near, self._proof, self._delivered = before
             self._is_skipping = False
@@ -508,14 +523,12 @@ class FmqReader(Replayable, Reader):
     def _miss(self, next_seq: int) -> None:
         """Continue with a later message, and count those between as lost."""
         assert self._next is not None
-        self._count_missing(self._next, next_seq - 1)
-        self._next = next_seq
+        self._lose(self._next, next_seq - 1, DropReason.OVERRUN)
 
-    def _count_missing(self, first: int, last: int) -> None:
-        if self._wanted >= 0:
-            self._received.filtered += last - first + 1  # or lost: they cannot be told apart
-        else:
-            self._losses.add(Loss(first, last, DropReason.OVERRUN))
+    def _lose(self, first: int, last: int, reason: DropReason) -> None:
+        """Count messages as lost, and continue behind them: both, or neither after an interrupt."""
+        self._losses, self._next = self._losses.with_losses([Loss(first, last, reason)]), last + 1
+        self._losses.tell()
 
     def _keep(
         self, messages: Messages, seqs: Sequence[int], gaps: Sequence[tuple[int, int]] = ()
@@ -523,47 +536,81 @@ class FmqReader(Replayable, Reader):
         """Keep received messages, count those missing between, and remember where they end."""
         if not seqs:
             return
-        proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
-        # First, as it takes long: after an interrupt the reader stands before them.
-        self._received.hold(messages, seqs)
-        self._near, self._next, self._proof = seqs[-1], seqs[-1] + 1, proof
-        for first, last in gaps:
-            self._count_missing(first, last)
+        last, proof = seqs[-1], Proof.of(messages, len(seqs) - 1, seqs[-1])
+        received, losses = self._received.with_more(messages, seqs)
+        missing = [Loss(*gap, DropReason.OVERRUN) for gap in gaps]
+        if self._wanted >= 0:  # of other types, or lost: they cannot be told apart
+            received.filtered += sum([loss.count for loss in missing])
+        else:
+            losses += missing
+        ledger = self._losses.with_losses(losses) if losses else self._losses
         if not self.server_is_ours:
             self._delivered.add(messages, seqs)
+        changed = received, received.ready, ledger, last, last + 1, proof
+        # In one statement without a call: an interrupt before it has them received again.
+        self._received, self._ready, self._losses, self._near, self._next, self._proof = changed
+        self._losses.tell()
 
     # --- reading ----------------------------------------------------------------------------
 
+    # What a call took is put back if a signal keeps it from its caller.
+
     def _take(self, limit: int) -> list[Message]:
         self._check_open()
-        if not self._ready:
-            self._fetch()
-        return self._hand_over(limit)
+        self._before = None
+        try:
+            if not self._ready:
+                self._fetch()
+            return self._hand_over(limit)
+        except BaseException:
+            self._put_back()
+            raise
 
     def read(self, timeout: float | None = None) -> Message | None:
         ready = self._ready
         if ready:
-            message = ready.popleft()
-            self._messages += 1
-            self._bytes += len(message.payload)
+            message = ready[0]
+            size = len(message.payload)
+            self._messages, self._bytes = self._messages + 1, self._bytes + size
+            del ready[0]  # not `popleft`: a signal could be raised behind it
             return message
-        messages = self.read_many(1, timeout)
-        return messages[0] if messages else None
+        self._before = None
+        try:
+            messages = self.read_many(1, timeout)
+            return messages[0] if messages else None
+        except BaseException:
+            self._put_back()
+            raise
 
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
         # A reconnect must not exceed the caller's timeout.
+        self._before = None
         if n < 1:
             return []
-        if self._ready or (timeout is not None and timeout <= 0):
-            return self._take(n)
-        self._check_open()
-        return self._wait_and_take(n, timeout)
+        try:
+            if self._ready or (timeout is not None and timeout <= 0):
+                return self._take(n)
+            self._check_open()
+            return self._wait_and_take(n, timeout)
+        except BaseException:
+            self._put_back()
+            raise
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        self._before = None
+        try:
+            return super().read_batch(n, timeout)
+        except BaseException:
+            self._put_back()
+            raise
 
     def _hand_over(self, limit: int) -> list[Message]:
         # What takes long comes before the removal: after Ctrl-C, they are still ready.
         ready = self._ready
         messages = list(islice(ready, limit))
         size = sum(map(len, map(_PAYLOAD_OF, messages)))
+        if messages:
+            self._before = messages, self._messages, self._bytes
         if len(messages) == len(ready):
             ready.clear()
         else:
@@ -572,6 +619,14 @@ class FmqReader(Replayable, Reader):
         self._messages += len(messages)
         self._bytes += size
         return messages
+
+    def _put_back(self) -> None:
+        """Return to the start of what the present call took, and does not return."""
+        before, self._before = self._before, None
+        if before is not None:
+            taken, self._messages, self._bytes = before
+            if not self._ready or self._ready[0] is not taken[0]:
+                self._ready.extendleft(reversed(taken))
 
     def _fetch(self, wait: float = 0.0, patience: float | None = None) -> None:
         """Request messages until some are ready, or there are no more."""
@@ -621,8 +676,7 @@ class FmqReader(Replayable, Reader):
             return False  # which message it is is not known
         if not link.seek_after_id(self._next % ID_COUNT):
             return False
-        self._losses.add(Loss(self._next, self._next, DropReason.DAMAGED))
-        self._next += 1
+        self._lose(self._next, self._next, DropReason.DAMAGED)
         return True
 
     def _ask(self, link: QueueLink, wait: float) -> Messages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import open_reader, open_writer
+from penstock.core.endpoints import endpoint_of
+from penstock.core.url import URL
 from support.interruption import Interrupted, interrupted_after, interrupted_at_line
 
 if TYPE_CHECKING:
@@ -126,6 +129,34 @@ def take(reader: Reader, by: str, found: list[int]) -> None:
         found += taken
         if not taken:
             return
+
+
+@pytest.mark.parametrize("kind", ["compressed ring", "compressed log"])
+def test_a_read_that_is_interrupted_after_a_switch_reads_the_new_stream_from_its_start(
+    tmp_path: Path, kind: str
+) -> None:
+    url = SMALL[kind].format(tmp_path)
+    plain = url.partition("?")[0]
+    with open_writer(url) as writer:
+        writer.write_many([b"old"] * 5, type=1)
+        writer.write_many([b"unwanted"] * 5)
+
+    def create_anew() -> None:
+        time.sleep(0.2)  # until the reader waits
+        endpoint_of(plain).remove(URL.parse(plain), force=True)
+        open_writer(url).close()
+
+    with open_reader(f"{plain}?type=1") as reader:
+        assert len(reader.read_many(5)) == 5
+        thread = threading.Thread(target=create_anew)
+        thread.start()
+        with pytest.raises(Interrupted), interrupted_after(1.5):
+            reader.read_many(100, None)
+        thread.join()
+        assert reader.statistics().restarts == 1
+        with open_writer(url) as writer:
+            writer.write_many([b"new"] * 7, type=1)
+        assert [message.seq for message in reader.read_many(100, 2)] == list(range(7))
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["many", "one"])

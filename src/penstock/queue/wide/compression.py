@@ -50,7 +50,10 @@ class CompressedReader(WideReader):
     def _take(self, limit: int) -> list[Message]:
         self._has_taken = False
         try:
-            return self._collect(limit)
+            messages = self._collect(limit)
+            if not messages:  # all were filtered out; a wait may switch to a new queue
+                self._has_taken = False
+            return messages  # noqa: TRY300 - a signal may come before it
         except BaseException:
             self._put_back()
             raise

@@ -89,7 +89,7 @@ class CompressedReader(WideReader):
                 break  # a filter may pass over for ever
         return whole
 
-    def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+    def _collect_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         return self._read_converted(n, timeout, origins=origins)
 
     def _expanded(self, messages: list[Message], *, is_more: bool = False) -> list[Message]:

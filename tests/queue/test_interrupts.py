@@ -14,9 +14,11 @@ import penstock.core.batch
 import penstock.queue.wide.arrow  # noqa: F401 - imported late, its lines would be interrupted
 from penstock import open_reader, open_writer
 from penstock.core.endpoints import remove
+from penstock.queue.classic.watch import Sleeper
 from support.interruption import Interrupted, interrupted_after, interrupted_at_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from penstock.core.capabilities import InPlaceReader
@@ -140,6 +142,30 @@ def take(reader: Reader, by: str, found: list[int]) -> None:
         found += taken
         if not taken:
             return
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda r: r.read(20), lambda r: r.read_many(9, 20), lambda r: r.read_batch(9, 20)],
+    ids=["one", "many", "batch"],
+)
+def test_a_classic_read_that_is_interrupted_when_its_wait_is_over_takes_nothing(
+    tmp_path: Path, wait: Callable[[Reader], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Sleeper) -> None:
+        raise Interrupted
+
+    url = SMALL["classic"].format(tmp_path)
+    with open_writer(url) as writer, open_reader(url.partition("?")[0]) as reader:
+        later = threading.Timer(0.2, writer.write, [b"late"])
+        later.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(Sleeper, "stop_watching", interrupt)
+            with pytest.raises(Interrupted):
+                wait(reader)
+        later.join()
+        assert reader.statistics().messages == 0
+        assert [message.payload for message in reader.read_many(9)] == [b"late"]
 
 
 @pytest.mark.parametrize("kind", ["compressed ring", "compressed log"])

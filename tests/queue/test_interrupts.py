@@ -14,7 +14,9 @@ import penstock.core.batch
 import penstock.queue.wide.arrow  # noqa: F401 - imported late, its lines would be interrupted
 from penstock import open_reader, open_writer
 from penstock.core.endpoints import remove
+from penstock.queue.classic import writer as classic_writer
 from penstock.queue.classic.watch import Sleeper
+from penstock.queue.classic.writer import ClassicWriter
 from support.interruption import Interrupted, interrupted_after, interrupted_at_line
 
 if TYPE_CHECKING:
@@ -224,3 +226,27 @@ def test_what_an_interrupted_write_wrote_is_counted_as_written(
     assert books.messages + books.refused == offered
     with open_reader(url.partition("?")[0]) as reader:
         assert sum(1 for _ in reader.available()) == books.messages
+
+
+@pytest.mark.parametrize("moment", ["before it counts", "while it counts"])
+def test_a_classic_write_that_is_interrupted_as_it_counts_counts_each_message_once(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        patch.undo()  # as a signal: once
+        raise Interrupted
+
+    url = SMALL["classic"].format(tmp_path)
+    with open_writer(url) as writer, open_reader(url.partition("?")[0]) as reader:
+        with monkeypatch.context() as patch:
+            if moment == "before it counts":
+                patch.setattr(ClassicWriter, "_count_written", interrupt)
+            else:
+                patch.setattr(classic_writer, "unwrap", interrupt)
+            with pytest.raises(Interrupted):
+                writer.write_many([b"a"] * 20)
+        books = writer.statistics()
+        written = len(reader.read_many(99))
+        assert written > 0
+        assert (books.messages, books.bytes, books.refused) == (written, written, 20 - written)
+        assert books.last_seq == written - 1

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+import penstock.core.batch
+import penstock.queue.wide.arrow  # noqa: F401 - imported late, its lines would be interrupted
 from penstock import open_reader, open_writer
+from penstock.core.endpoints import remove
+from penstock.queue.classic import writer as classic_writer
+from penstock.queue.classic.watch import Sleeper
+from penstock.queue.classic.writer import ClassicWriter
 from support.interruption import Interrupted, interrupted_after, interrupted_at_line, take
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from penstock.core.interfaces import Reader
     from penstock.core.message import Message
 
 # A signal that is raised within a finalizer gets to nobody.
@@ -74,12 +83,14 @@ SMALL = {
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])
-@pytest.mark.parametrize("by", ["one", "many", "batch", "available"])
+@pytest.mark.parametrize("by", ["one", "many", "batch", "available", "view"])
 @pytest.mark.parametrize("wanted", ["", "&type=0"], ids=["all", "filtered"])
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
     tmp_path: Path, kind: str, wanted: str, by: str, step: int
 ) -> None:
+    if by == "view" and (kind == "classic" or "compressed" in kind):
+        pytest.skip("its messages cannot be used in place")
     url = SMALL[kind].format(tmp_path)
     with open_writer(url) as writer:
         for number in range(20):
@@ -106,6 +117,58 @@ def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
             assert after.messages - before.messages == len(expected), where
             assert after.filtered - before.filtered == 20 - len(expected), where
             assert after.lost == 0, where
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda r: r.read(20), lambda r: r.read_many(9, 20), lambda r: r.read_batch(9, 20)],
+    ids=["one", "many", "batch"],
+)
+def test_a_classic_read_that_is_interrupted_when_its_wait_is_over_takes_nothing(
+    tmp_path: Path, wait: Callable[[Reader], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Sleeper) -> None:
+        raise Interrupted
+
+    url = SMALL["classic"].format(tmp_path)
+    with open_writer(url) as writer, open_reader(url.partition("?")[0]) as reader:
+        later = threading.Timer(0.2, writer.write, [b"late"])
+        later.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(Sleeper, "stop_watching", interrupt)
+            with pytest.raises(Interrupted):
+                wait(reader)
+        later.join()
+        assert reader.statistics().messages == 0
+        assert [message.payload for message in reader.read_many(9)] == [b"late"]
+
+
+@pytest.mark.parametrize("kind", ["compressed ring", "compressed log"])
+def test_a_read_that_is_interrupted_after_a_switch_reads_the_new_stream_from_its_start(
+    tmp_path: Path, kind: str
+) -> None:
+    url = SMALL[kind].format(tmp_path)
+    plain = url.partition("?")[0]
+    with open_writer(url) as writer:
+        writer.write_many([b"old"] * 5, type=1)
+        writer.write_many([b"unwanted"] * 5)
+
+    def create_anew() -> None:
+        time.sleep(0.2)  # until the reader waits
+        remove(plain, force=True)
+        open_writer(url).close()
+
+    with open_reader(f"{plain}?type=1") as reader:
+        assert len(reader.read_many(5)) == 5
+        thread = threading.Thread(target=create_anew)
+        thread.start()
+        with pytest.raises(Interrupted), interrupted_after(1.5):
+            reader.read_many(100, None)
+        thread.join()
+        assert reader.statistics().restarts == 1
+        with open_writer(url) as writer:
+            writer.write_many([b"new"] * 7, type=1)
+        assert [message.seq for message in reader.read_many(100, 2)] == list(range(7))
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["many", "one"])
@@ -136,3 +199,27 @@ def test_what_an_interrupted_write_wrote_is_counted_as_written(
     assert books.messages + books.refused == offered
     with open_reader(url.partition("?")[0]) as reader:
         assert sum(1 for _ in reader.available()) == books.messages
+
+
+@pytest.mark.parametrize("moment", ["before it counts", "while it counts"])
+def test_a_classic_write_that_is_interrupted_as_it_counts_counts_each_message_once(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        patch.undo()  # as a signal: once
+        raise Interrupted
+
+    url = SMALL["classic"].format(tmp_path)
+    with open_writer(url) as writer, open_reader(url.partition("?")[0]) as reader:
+        with monkeypatch.context() as patch:
+            if moment == "before it counts":
+                patch.setattr(ClassicWriter, "_count_written", interrupt)
+            else:
+                patch.setattr(classic_writer, "unwrap", interrupt)
+            with pytest.raises(Interrupted):
+                writer.write_many([b"a"] * 20)
+        books = writer.statistics()
+        written = len(reader.read_many(99))
+        assert written > 0
+        assert (books.messages, books.bytes, books.refused) == (written, written, 20 - written)
+        assert books.last_seq == written - 1

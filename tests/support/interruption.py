@@ -7,13 +7,14 @@ import itertools
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Any
 
+    from penstock.core.capabilities import InPlaceReader
     from penstock.core.interfaces import Reader
 
 __all__ = ["Interrupted", "interrupted_after", "interrupted_at_line", "take"]
@@ -74,6 +75,13 @@ def take(reader: Reader, by: str, found: list[int]) -> None:
                 taken = [each.seq for each in reader.read_many(100)]
             case "batch":
                 taken = reader.read_batch(100).column("seq").to_pylist()
+            case "view":
+                with cast("InPlaceReader", reader).view_batch(100) as batch:
+                    numbers = batch.column("seq").to_pylist()
+                    found += numbers  # its end may be interrupted, too
+                if numbers:
+                    continue
+                taken = []
             case _:
                 taken = []
                 found.extend(each.seq for each in reader.available())

@@ -368,6 +368,21 @@ def test_a_stream_that_was_created_anew_ends_a_wait_of_its_group(url: str) -> No
             assert wait_any([reader], timeout=0) == []
 
 
+def test_a_stream_removed_unread_and_created_anew_ends_a_wait_of_its_group(url: str) -> None:
+    with open_writer(url) as writer:
+        fill(writer, 5)
+    with member(url) as reader:
+        reader.ack(reader.read_many(2))
+        remove(url, force=True)  # with the files of its groups
+        assert wait_any([reader], timeout=0.2) == [], "there is nothing to read"
+        with open_writer(url) as writer:
+            fill(writer, 2)
+            assert wait_any([reader], timeout=20) == [reader]
+            assert numbers(reader.read_many(9)) == [0, 1]
+            assert wait_any([reader], timeout=0) == []
+            assert reader.statistics().lost == 3
+
+
 # --- order --------------------------------------------------------------------------------------
 
 

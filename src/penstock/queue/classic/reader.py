@@ -266,7 +266,12 @@ class ClassicReader(Replayable, Reader):
             # Not `pop`: a signal could be raised behind it.
             self._messages, self._bytes, ready[-1:] = self._messages + 1, self._bytes + size, ()
             return message
-        return super().read(timeout)
+        self._before = None
+        try:
+            return super().read(timeout)
+        except BaseException:
+            self._put_back()
+            raise
 
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
         self._before = None

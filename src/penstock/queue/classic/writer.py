@@ -264,12 +264,12 @@ class ClassicWriter(BookedWriter):
                     outcome = self._appender.append(entries, done, now, blocking, False)
                     if outcome == BUSY:
                         outcome = self._append_in_turn(entries, done, now)
+                    done += self._count_written(entries, done)
                 except RuntimeError:  # another thread is writing: the count is of its messages
                     raise
-                except BaseException:  # a signal may be raised after they were written
+                except BaseException:  # a signal, before or while the written ones were counted
                     done += self._count_written(entries, done)
                     raise
-                done += self._count_written(entries, done)
                 if outcome == WRITTEN:
                     setbacks = 0
                     waiting = None
@@ -291,12 +291,19 @@ class ClassicWriter(BookedWriter):
         return self._last_seq
 
     def _count_written(self, entries: list[Entry], start: int) -> int:
-        """Count the messages from `start` on that the last call of the native core wrote."""
+        """Count the messages from `start` on that the last call of the native core wrote.
+
+        If a signal is raised here, nothing is counted: nothing is called from the assignment on.
+        """
         written = self._appender.count
         if written:
-            self._messages += written
-            self._bytes += sum([entry[1] for entry in entries[start : start + written]])
-            self._youngest = unwrap(self._appender.last_id, self._youngest)
+            size = sum([entry[1] for entry in entries[start : start + written]])
+            youngest = unwrap(self._appender.last_id, self._youngest)
+            self._messages, self._bytes, self._youngest = (
+                self._messages + written,
+                self._bytes + size,
+                youngest,
+            )
         return written
 
     def _reader_wait(self) -> _ReaderWait:

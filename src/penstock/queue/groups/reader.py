@@ -537,7 +537,11 @@ class GroupReader(Reader, Grouped):
         try:
             return self._leases.has_free(end, self._epochs)
         except Removed:
-            return False  # the next read joins it anew, when its stream is there
+            pass
+        with suppress(NotFound):  # the next read joins it anew, when its stream is there
+            self._open_stream(may_wait=False).close()
+            return True
+        return False
 
     def _idle(self) -> bool:
         return self._stream._idle()  # noqa: SLF001 - as above

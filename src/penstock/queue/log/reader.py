@@ -354,20 +354,15 @@ class LogReader(WideReader):
             self._lose(self._next, end - 1, DropReason.RECREATED)
             self._next = end
 
-    def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
-        self._has_taken = False
-        try:
-            batches = [super()._read_columns(n, timeout, origins=origins)]
-            if self._options.type is None and self._file.compression is Compression.NONE:
-                self._add_segments(batches, n, origins=origins)
-            if len(batches) == 1:
-                return batches[0]
-            import pyarrow as pa  # noqa: PLC0415 - only for batches
+    def _collect_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+        batches = [super()._collect_columns(n, timeout, origins=origins)]
+        if self._options.type is None and self._file.compression is Compression.NONE:
+            self._add_segments(batches, n, origins=origins)
+        if len(batches) == 1:
+            return batches[0]
+        import pyarrow as pa  # noqa: PLC0415 - only for batches
 
-            return pa.concat_batches(batches)
-        except BaseException:
-            self._put_back()
-            raise
+        return pa.concat_batches(batches)
 
     def _add_segments(self, batches: list[Batch], n: int, *, origins: bool) -> None:
         """Add batches of the next segments to the first one, up to `n` messages in all."""
@@ -375,7 +370,7 @@ class LogReader(WideReader):
         self._is_collecting = True  # confirm nothing before it is returned
         try:
             while 0 < left < n and self._next_segment():
-                batches.append(super()._read_columns(left, 0, origins=origins))
+                batches.append(super()._collect_columns(left, 0, origins=origins))
                 left -= batches[-1].num_rows
                 if not batches[-1].num_rows:
                     break

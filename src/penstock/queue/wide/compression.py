@@ -50,7 +50,10 @@ class CompressedReader(WideReader):
     def _take(self, limit: int) -> list[Message]:
         self._has_taken = False
         try:
-            return self._collect(limit)
+            messages = self._collect(limit)
+            if not messages:  # all were filtered out; a wait may switch to a new queue
+                self._has_taken = False
+            return messages  # noqa: TRY300 - a signal may come before it
         except BaseException:
             self._put_back()
             raise
@@ -86,7 +89,7 @@ class CompressedReader(WideReader):
                 break  # a filter may pass over for ever
         return whole
 
-    def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+    def _collect_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         return self._read_converted(n, timeout, origins=origins)
 
     def _expanded(self, messages: list[Message], *, is_more: bool = False) -> list[Message]:

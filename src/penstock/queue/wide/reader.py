@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import (
@@ -37,7 +37,6 @@ from penstock.queue.wide.layout import PAGE, READER_SIZE, Compression
 from penstock.queue.wide.readers import claim_row, tell_writers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -368,6 +367,14 @@ class WideReader(
         return self._read_columns(n, timeout, origins=True)
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+        self._has_taken = False
+        try:
+            return self._collect_columns(n, timeout, origins=origins)
+        except BaseException:  # a signal, also right behind `_pass`
+            self._put_back()
+            raise
+
+    def _collect_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         from penstock.core import batch as batches  # noqa: PLC0415 - loads Arrow
         from penstock.queue.wide.arrow import EMPTY_BATCH, copied_run  # noqa: PLC0415 - as above
 
@@ -393,12 +400,7 @@ class WideReader(
         """Read messages, and convert them into a batch."""
         from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
 
-        self._has_taken = False
-        try:
-            return batch_from_messages(self.read_many(n, timeout), origins=origins)
-        except BaseException:
-            self._put_back()
-            raise
+        return batch_from_messages(self.read_many(n, timeout), origins=origins)
 
     def _is_renumbered(self) -> bool:
         return self._file.field("epoch") != self._numbers_of
@@ -439,7 +441,7 @@ class WideReader(
         return _View(self, timeout)
 
     def view_batch(self, n: int, timeout: float | None = 0) -> AbstractContextManager[Batch]:
-        return _lent_batch(self, n, timeout)
+        return _BatchView(self, n, timeout)
 
     def _take_back(self, first: int, last: int, count: int, size: int) -> None:
         """Count lent messages as lost instead of delivered, and raise."""
@@ -653,28 +655,50 @@ class _View:
             reader._take_back(message.seq, message.seq, 1, len(message.payload))
 
 
-@contextmanager
-def _lent_batch(reader: WideReader, n: int, timeout: float | None) -> Iterator[Batch]:
-    """Lend up to `n` messages; see `WideReader.view_batch`."""
-    from penstock.queue.wide.arrow import EMPTY_BATCH, lent_run  # noqa: PLC0415 - as above
+class _BatchView:
+    """A batch on loan. No generator, as a signal could come between it and the caller."""
 
-    run: Run | int = 0
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while limit := reader._wait_for_run(n, deadline):
-        first = reader._next
-        run = lent_run(reader, reader._file, first, limit, reader._options.type)
-        if isinstance(run, int):
-            n = reader._meet_bad(run) or n
-            continue
-        reader._pass(first, run.count, len(run.batch), run.size)
-        if len(run.batch):
-            break
-        run = 0  # all were filtered out: continue
-    if isinstance(run, int):
-        yield EMPTY_BATCH
-        return
-    yield run.batch
-    if reader._oldest > first:
-        # All of them: it is unknown which ones the caller had used before.
-        reader._filtered -= run.count - len(run.batch)
-        reader._take_back(first, first + run.count - 1, len(run.batch), run.size)
+    def __init__(self, reader: WideReader, n: int, timeout: float | None) -> None:
+        self._reader = reader
+        self._n = n
+        self._timeout = timeout
+        #: The number of the first message, and the run that begins there.
+        self._lent: tuple[int, Run] | None = None
+
+    def __enter__(self) -> Batch:
+        reader = self._reader
+        reader._has_taken = False
+        try:
+            return self._borrow()
+        except BaseException:  # a signal, also right behind `_pass`
+            reader._put_back()
+            raise
+
+    def _borrow(self) -> Batch:
+        from penstock.queue.wide.arrow import EMPTY_BATCH, lent_run  # noqa: PLC0415 - as above
+
+        reader, n = self._reader, self._n
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while limit := reader._wait_for_run(n, deadline):
+            first = reader._next
+            run = lent_run(reader, reader._file, first, limit, reader._options.type)
+            if isinstance(run, int):
+                n = reader._meet_bad(run) or n
+                continue
+            batch = run.batch
+            self._lent = first, run
+            reader._pass(first, run.count, len(batch), run.size)
+            if len(batch):
+                return batch
+            reader._has_taken = False  # all were filtered out: continue
+            self._lent = None
+        return EMPTY_BATCH
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._lent is None or kind is not None:
+            return
+        reader, (first, run) = self._reader, self._lent
+        if reader._oldest > first:
+            # All of them: it is unknown which ones the caller had used before.
+            reader._filtered -= run.count - len(run.batch)
+            reader._take_back(first, first + run.count - 1, len(run.batch), run.size)

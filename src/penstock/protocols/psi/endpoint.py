@@ -25,7 +25,7 @@ from penstock.core.errors import (
     PenstockError,
     PositionError,
 )
-from penstock.core.interfaces import BookedWriter, Bounds, Reader, StreamInfo
+from penstock.core.interfaces import UNKNOWN_END, BookedWriter, Bounds, Reader, StreamInfo
 from penstock.core.message import Message
 from penstock.core.options import Duration, Options, Size, parse_options
 from penstock.core.position import Position
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["PsiEndpoint", "PsiReader", "PsiReaderOptions", "PsiWriter", "PsiWriterOptions"]
 
 log = logging.getLogger(__name__)
-
-#: The end of an open stream: an exporter does not tell how many messages it has.
-_UNKNOWN: Final = 2**62
 
 
 class PsiReaderOptions(Options):
@@ -387,9 +384,9 @@ class WholePsiReader(Replayable, PsiReader):
     """Reads a stream from its start, and again from any `seq` that was read."""
 
     def bounds(self) -> Bounds:
-        """Return what can be replayed; the end of an exporter's stream is unknown."""
+        """Return what can be replayed; an exporter does not tell the end of an open stream."""
         told = self._importer.remote_stream(self._name)
-        end = max(told.message_count, self._next or 0) if told.is_closed else _UNKNOWN
+        end = max(told.message_count, self._next or 0) if told.is_closed else UNKNOWN_END
         return Bounds(self._epoch, 0, end)
 
 

@@ -26,6 +26,7 @@ from penstock.protocols.uprotocol import (
     UUri,
     response,
 )
+from penstock.queue.log.writer import LogWriter
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, status
 
 THERE = UUri("there", 0, 0, 0)
@@ -431,8 +432,35 @@ def test_a_response_that_finds_no_room_is_not_lost_by_a_crash_between_two_letter
     again.local.always = status("UNAVAILABLE")
     again.run(30)
     again.balance()
-    assert UMessageType.RESPONSE in _letter_types(again)
+    assert _letter_types(again) == {UMessageType.REQUEST: 1, UMessageType.RESPONSE: 1}
     again.close()
+
+
+def test_a_response_that_finds_no_room_has_one_letter_however_often_the_disk_is_full_behind_it(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(limits=Limits(queue_messages=1))
+    _fill_the_queue_to_the_caller(world)
+    write, write_many, numbers = DeadLetters.write, LogWriter.write_many, itertools.count()
+
+    def write_first(writer: LogWriter, records: list[bytes]) -> None:
+        write_many(writer, records[:1])
+        _full()
+
+    def write_or_fail(letters: DeadLetters, some: Iterable[Letter]) -> list[Letter]:
+        with monkeypatch.context() as patch:
+            if next(numbers) < 3:
+                patch.setattr(LogWriter, "write_many", write_first)
+            return write(letters, some)
+
+    monkeypatch.setattr(DeadLetters, "write", write_or_fail)
+    world.ingest(world.request(ttl=1000))
+    for _ in range(30):
+        with contextlib.suppress(StorageError):
+            world.run(2)
+    world.balance()
+    assert next(numbers) > 1
+    assert _letter_types(world) == {UMessageType.REQUEST: 1, UMessageType.RESPONSE: 1}
 
 
 def _fill_the_queue_to_the_caller(world: World) -> None:

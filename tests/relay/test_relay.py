@@ -39,6 +39,7 @@ from penstock.queue.wide.layout import State
 from penstock.relay import Relay, RelayOptions, RelayStatistics, relay_options
 from penstock.relay.journal import Journal, Note
 from relay.background import Background
+from support.mosquitto import free_port
 from support.until import until
 
 
@@ -167,6 +168,14 @@ def test_an_interval_up_to_an_end_that_nobody_knows_is_refused(target: str) -> N
 def test_an_interval_up_to_the_end_of_a_socket_is_refused(target: str) -> None:
     with pytest.raises(PositionError, match="its end is not known"):
         relay("jrtc+udp://127.0.0.1:0", target, end="end")
+
+
+def test_an_interval_up_to_the_end_of_an_open_psi_stream_is_refused(target: str) -> None:
+    exported = f"psi://127.0.0.1:{free_port()}/A"
+    with open_writer(exported, linger=0) as writer:
+        writer.write(b"0")
+        with pytest.raises(PositionError, match="its end is not known"):
+            relay(exported, target, end="end")
 
 
 def test_an_interval_of_times_has_both_ends(source: str, target: str) -> None:

@@ -41,6 +41,7 @@ __all__ = [
     "KeepsOrigin",
     "Listable",
     "OriginTimed",
+    "Redelivering",
     "Removable",
     "Replayable",
     "Reservation",
@@ -368,7 +369,16 @@ class GroupStatistics(NamedTuple):
     losses: tuple[Loss, ...]
 
 
-class Grouped(Capability):
+class Redelivering(Capability):
+    """A reader whose source redelivers what was not acknowledged, to this reader or a later one."""
+
+    @property
+    def redelivers(self) -> bool:
+        """Whether the source that it reads now does so."""
+        return True
+
+
+class Grouped(Redelivering):
     """A reader that shares a stream with the other members of its group.
 
     A read leases messages to this reader, and `ack` settles them. A message is redelivered, to any

@@ -24,6 +24,7 @@ __all__ = [
     "FIRST_PAUSE",
     "LONGEST_PAUSE",
     "LONGEST_SLEEP",
+    "UNKNOWN_END",
     "Ancestor",
     "BookedWriter",
     "Bounds",
@@ -145,13 +146,17 @@ class Ancestor(NamedTuple):
     end: int
 
 
+#: The end of a stream that does not tell how many messages it has.
+UNKNOWN_END = 2**62
+
+
 class Bounds(NamedTuple):
     """The range of a stream that can be read again: messages `oldest` to `end` - 1."""
 
     #: Changes when the stream is recreated. Sequence numbers are relative to it.
     epoch: int
     oldest: int
-    #: Sequence number of the next message to be appended.
+    #: Sequence number of the next message to be appended, or `UNKNOWN_END`.
     end: int
     #: The epochs that this one continues, the oldest first; empty for a recreated stream.
     lineage: tuple[Ancestor, ...] = ()

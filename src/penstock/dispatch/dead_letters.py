@@ -301,10 +301,14 @@ class DeadLetters:
         with self._lock:
             kept = [self._kept(letter) for letter in letters if not self.knows(letter.id)]
             if kept:
-                self._writer.write_many([record for _, record in kept])
-                self._known.update(dict.fromkeys(letter.id for letter, _ in kept))
-                while len(self._known) > _KNOWN:
-                    del self._known[next(iter(self._known))]
+                before = self._writer.statistics().messages
+                try:
+                    self._writer.write_many([record for _, record in kept])
+                finally:  # the disk may have room for the first ones
+                    written = self._writer.statistics().messages - before
+                    self._known.update(dict.fromkeys(letter.id for letter, _ in kept[:written]))
+                    while len(self._known) > _KNOWN:
+                        del self._known[next(iter(self._known))]
             return [letter for letter, _ in kept]
 
     def _kept(self, letter: Letter) -> tuple[Letter, bytes]:

@@ -99,7 +99,9 @@ class Answers:
             return None
         request = UMessage(attributes)
         try:
-            return error_response(request, commstatus(code), text, id=_id_of(key, now_ms))
+            # After a crash it may be answered twice: the ids show that both are the same response.
+            id = _id_of(key, now_ms, b"rpc-error")
+            return error_response(request, commstatus(code), text, id=id)
         except InvalidMessage:
             return None
 
@@ -132,14 +134,11 @@ def _key(attributes: UAttributes) -> bytes:
     return attributes.id.to_big_endian() + attributes.source.to_bytes()
 
 
-def _id_of(key: bytes, now_ms: int) -> UUID7:
-    """Create an id with the current time and random bits derived from the request.
-
-    After a crash a request may be answered twice; the ids show that both are the same response.
-    """
-    chance = int.from_bytes(blake2b(key, digest_size=10, person=b"rpc-error").digest())
+def _id_of(key: bytes, time_ms: int, person: bytes) -> UUID7:
+    """Create an id with this time and random bits derived from a request."""
+    chance = int.from_bytes(blake2b(key, digest_size=10, person=person).digest())
     return UUID7.unchecked(
-        now_ms << 16 | _VERSION | chance >> 68, _VARIANT | chance & ((1 << 62) - 1)
+        time_ms << 16 | _VERSION | chance >> 68, _VARIANT | chance & ((1 << 62) - 1)
     )
 
 
@@ -253,6 +252,9 @@ class FailureHandler:
         if stored is not None and receiver is not None:
             item = stored.item
             id = letter_id(receiver, item.stored_ms, item.seq)
+        elif failure.request is not None and failure.request.id is not None:
+            # Its request fails again if its own letter could not be written: this one is the same.
+            id = _id_of(_key(failure.request), failure.request.id.time_ms, b"dead-letter")
         else:
             id = UUID7.new(now_ms)
         is_request = header.type == UMessageType.REQUEST

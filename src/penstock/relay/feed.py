@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.core.batch import numbers_of, without_origins
 from penstock.core.capabilities import Grouped, KeepsOrigin, OriginTimed, Replayable, SourceTimed
 from penstock.core.errors import PenstockError, PositionError
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import UNKNOWN_END, Reader
 from penstock.core.position import Position
 from penstock.relay.outages import retried
 
@@ -218,10 +218,15 @@ def newest_in(reader: Reader) -> int | None:
     :raises PositionError: the end of the stream is not known.
     """
     newest = reader.newest_seq()
-    if newest is None and isinstance(reader, Replayable):
+    if newest is not None:
+        return newest
+    if isinstance(reader, Replayable):
         bounds = reader.bounds()  # also of files whose rows must be counted
+        is_known = bounds.end < UNKNOWN_END
         newest = bounds.end - 1 if bounds.end > bounds.oldest else None
-    elif newest is None and not _is_countable(reader):
+    else:
+        is_known = _is_countable(reader)
+    if not is_known:
         raise PositionError(
             f"{reader.url}: its end is not known",
             hint="give the last message by a number or a time",

@@ -23,9 +23,7 @@ from penstock.core.errors import (
     InvalidOption,
     LeaseLost,
     MessageTooLarge,
-    PenstockError,
     Unacknowledged,
-    Unsupported,
     WriteTimeout,
 )
 from penstock.core.overflow import DropCounts, DropReason
@@ -237,25 +235,11 @@ class Relay:
         """Count held messages as dropped, if the source cannot deliver them again."""
         if self._feed is None or self._feed.epoch is not None:
             return
-        if (held := self.statistics().held) and not self._takes_back():
+        takes_back = isinstance(self._reader, Grouped) and self._reader.redelivers
+        if (held := self.statistics().held) and not takes_back:
             log.warning("%d messages were taken from %s for nothing", held, self._reader.url)
             with self._lock:
                 self._dropped.add(DropReason.ABANDONED, held)
-
-    def _takes_back(self) -> bool:
-        """Tell whether the source redelivers what was not acknowledged.
-
-        An empty nack asks: only a prototype LHHTTT queue refuses it.
-        """
-        if not isinstance(self._reader, Grouped):
-            return False
-        try:
-            self._reader.nack([])
-        except Unsupported:
-            return False
-        except PenstockError:
-            pass  # its members find that the leases are over
-        return True
 
     # --- the two ways -----------------------------------------------------------------------------
 

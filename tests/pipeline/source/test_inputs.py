@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import open_reader
-from penstock.core.errors import MessageTooLarge
+from penstock import open_reader, open_writer
+from penstock.core.errors import MessageTooLarge, StorageError
 from penstock.pipeline.source.inputs import LiveCopy
 from penstock.protocols.jrtc.endpoint import DatagramReader
 from protocols.jrtc.forwarded import HOST, STATUS, send
+from protocols.lhhttt.queues import Prototype
+from support.mosquitto import free_port, mosquitto
+from support.small_disks import small_disk_at
 from support.until import until
 
 if TYPE_CHECKING:
@@ -66,3 +73,118 @@ def test_messages_that_had_come_when_a_copy_fails_are_counted_as_lost(tmp_path: 
     again = LiveCopy(live_reader(), copy.place)
     again.stop()
     assert again.lost.earlier == 101 - kept
+
+
+def test_what_a_stopping_copy_receives_until_it_is_closed_is_in_its_log_or_lost(
+    tmp_path: Path,
+) -> None:
+    reader, is_over = live_reader(), threading.Event()
+
+    def produce() -> None:
+        while not is_over.wait(0.001):
+            with contextlib.suppress(ConnectionRefusedError):  # it was closed
+                send(reader.port, *(STATUS for _ in range(20)))
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    copy = LiveCopy(reader, f"log:{tmp_path}/stage")
+    until(lambda: reader.statistics().messages > 100)
+    copy.stop()
+    is_over.set()
+    producer.join()
+    with open_reader(copy.place) as log:
+        kept = len(log.read_many(100_000))
+    assert kept + copy.lost.total == reader._seq + reader.statistics().lost
+
+
+def test_what_an_importer_received_and_its_copy_had_no_time_for_is_counted_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.source.inputs._TIME_TO_STOP", 0.0)
+    exported = f"psi://127.0.0.1:{free_port()}/A"
+    with open_writer(exported, linger=0) as writer, open_reader(exported, start="end") as reader:
+        writer.write_many([b"%d" % i for i in range(3000)])
+        until(lambda: reader.statistics().backlog == 3000)
+        copy = LiveCopy(reader, f"log:{tmp_path}/stage")
+        copy.stop()
+        until(lambda: not copy._worker.is_alive)
+    with open_reader(copy.place) as log:
+        assert len(log.read_many(4000)) + copy.lost.total == 3000
+
+
+def test_what_was_taken_from_a_queue_that_takes_nothing_back_is_in_the_log_or_lost(
+    tmp_path: Path,
+) -> None:
+    with Prototype() as queue:
+        queue.messages[:] = [b"0"] * 50 + [bytes(20_000)] + [b"1"] * 50
+        reader = open_reader(f"{queue.url}?mode=legacy")
+        copy = LiveCopy(reader, f"log:{tmp_path}/stage?segment=16K")
+        until(lambda: not copy._worker.is_alive)
+        left = len(queue.messages)
+    with open_reader(copy.place) as log:
+        assert len(log.read_many(200)) + copy.lost.total == 101 - left
+
+
+def test_what_a_broker_delivers_again_after_a_copy_failed_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "broker").mkdir()
+    with mosquitto(tmp_path / "broker") as broker:
+        topic = f"up+{broker.url}/?topic=up://vehicle/1/1/9000"
+        reader = open_reader(f"{topic}&client_id=stage")
+        with open_writer(topic) as writer:
+            for i in range(101):
+                writer.write(b"%5d" % i + bytes(20_000 * (i == 50)))
+        copy = LiveCopy(reader, f"log:{tmp_path}/stage?segment=16K")
+        until(lambda: not copy._worker.is_alive)
+        assert copy.lost.total == 0
+        again = LiveCopy(open_reader(f"{topic}&client_id=stage"), f"log:{tmp_path}/larger")
+        kept: set[int] = set()
+        with open_reader(copy.place) as before, open_reader(again.place) as after:
+
+            def has_all() -> bool:
+                kept.update(
+                    int(m.payload[:5]) for log in (before, after) for m in log.read_many(200)
+                )
+                return kept == set(range(101))
+
+            until(has_all)
+        again.stop()
+        assert again.lost.total == 0
+
+
+def test_messages_that_a_full_disk_costs_are_counted_and_the_log_is_the_error(
+    tmp_path: Path,
+) -> None:
+    with small_disk_at(tmp_path / "disk", "4M") as disk:
+        reader = live_reader()
+        for _ in range(100):
+            send(reader.port, *(STATUS + bytes(1000) for _ in range(50)))
+        until(lambda: reader.statistics().backlog + reader.statistics().lost == 5000)
+        copy = LiveCopy(reader, f"log:{disk}/stage?segment=256K")
+        with (disk / "others").open("wb", buffering=0) as others, contextlib.suppress(OSError):
+            while others.write(bytes(4096)):
+                pass
+        until(lambda: not copy._worker.is_alive)
+        with pytest.raises(StorageError) as failure:
+            copy.check()
+        assert failure.value.errno == errno.ENOSPC
+        assert "lost.json" not in str(failure.value)
+        with open_reader(copy.place) as log:
+            lost = 5000 - len(log.read_many(6000))
+        assert copy.lost.total == lost > 0
+        (disk / "others").unlink()
+        again = LiveCopy(live_reader(), copy.place)
+        again.stop()
+        assert again.lost.earlier == lost
+
+
+def test_a_count_of_an_earlier_release_and_one_that_is_half_written_go_on(tmp_path: Path) -> None:
+    file = tmp_path / "stage.lost.json"
+    for content in (b'{"lost": 7}', None):
+        if content is not None:
+            file.write_bytes(content)
+        else:  # a power failure while the second of two was written
+            file.write_bytes(file.read_bytes()[:4096] + b'{"lost": 80'.ljust(4096))
+        copy = LiveCopy(live_reader(), f"log:{tmp_path}/stage")
+        copy.stop()
+        assert copy.lost.earlier == 7
+        assert {json.loads(line)["lost"] for line in file.read_text().splitlines()} == {7}

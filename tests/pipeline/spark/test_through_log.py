@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import NotFound, Unsupported, open_writer
+from penstock.core.endpoints import find_streams
 from penstock.core.errors import LockTimeout
 from penstock.pipeline.source.inputs import log_for
 from support.planner import Planner
@@ -143,8 +144,8 @@ def test_several_streams_have_a_log_each(port: int, tmp_path: Path) -> None:
 
     wait_for(came)
     planner.reader.stop()
-    logs = sorted((tmp_path / "stages").iterdir())
-    assert sorted(len(payloads(f"log:{log}")) for log in logs) == [2, 3]
+    logs = find_streams(f"log:{tmp_path}/stages/*")
+    assert sorted(len(payloads(log)) for log in logs) == [2, 3]
 
 
 def test_two_topics_of_one_broker_have_a_log_each() -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.capabilities import Grouped, Held, Replayable
+from penstock.core.capabilities import Grouped, Held, Redelivering, Replayable
 from penstock.core.endpoints import (
     Identity,
     file_name_of,
@@ -27,6 +29,7 @@ from penstock.core.errors import (
     InvalidOption,
     NotFound,
     PenstockError,
+    StorageError,
     Unsupported,
 )
 from penstock.core.position import Position
@@ -54,7 +57,8 @@ _LEAVING: Final = RetryPolicy(
 _TIME_TO_STOP: Final = 10.0
 #: File beside the log of a live stream: `NAME.lost.json`.
 _LOST: Final = ".lost.json"
-
+#: Bytes of each of its records: a page, so that no device writes both at once.
+_RECORD: Final = 4096
 
 #: Seconds between two checks whether a silent stream still exists.
 _BETWEEN_CHECKS: Final = 1.0
@@ -338,43 +342,52 @@ class LiveCopy:
             reader.close()
             raise
         path = Path(URL.parse(stage).path.rstrip("/")).resolve()
-        self._count = path.with_name(f"{path.name}{_LOST}")
         try:
-            earlier = _stored_count(self._count)
+            self._count = _CountFile(path.with_name(f"{path.name}{_LOST}"))
         except BaseException:
             self._writer.close()
             reader.close()
             raise
-        self.lost = LostBefore(earlier, earlier)
+        self.lost = LostBefore(self._count.count, self._count.count)
         #: Received messages that were not copied before the end.
         self._left = 0
         self._worker = Worker(f"the copy of {reader.url} to {self.place}", self._run, log=log)
         self._worker.start()
 
     def _run(self, worker: Worker) -> None:
+        with self._writer:
+            try:
+                with self._reader:
+                    self._copy(worker)
+            except BaseException:
+                self._count_left()
+                try:
+                    self._note()
+                except StorageError as error:  # the first error says more
+                    log.error("%s", error)  # noqa: TRY400 - it is of the disk
+                raise
+            self._count_left()
+            self._note()
+
+    def _copy(self, worker: Worker) -> None:
         from penstock.relay.copy import copy  # noqa: PLC0415 - most queries need none of it
 
         both = self._reader, self._writer
-        with self._reader, self._writer:
-            try:
-                copy(
-                    *both,
-                    follow=True,
-                    on_progress=lambda _: self._note(),
-                    should_stop=lambda: worker.is_stopping,
-                )
-                if isinstance(self._reader, Grouped):
-                    return  # what it has not read stays with the group
-                # A reader may receive in a thread of its own: what it has received ends with it.
-                until = time.monotonic() + _TIME_TO_STOP / 2
-                copy(
-                    *both,
-                    on_progress=lambda _: self._note(),
-                    should_stop=lambda: time.monotonic() > until,
-                )
-            finally:  # also after an error
-                self._count_left()
-                self._note()
+        copy(
+            *both,
+            follow=True,
+            on_progress=lambda _: self._note(),
+            should_stop=lambda: worker.is_stopping,
+        )
+        if isinstance(self._reader, Grouped):
+            return  # what it has not read stays with the group
+        # A reader may receive in a thread of its own: what it has received ends with it.
+        until = time.monotonic() + _TIME_TO_STOP / 2
+        copy(
+            *both,
+            on_progress=lambda _: self._note(),
+            should_stop=lambda: time.monotonic() > until,
+        )
 
     def _note(self) -> None:
         """Store how many messages were lost before the log.
@@ -385,15 +398,17 @@ class LiveCopy:
         total = self.lost.earlier + self._reader.statistics().lost + self._left
         if total == self.lost.total:
             return
-        with storage_errors("writing", str(self._count)):
-            write_whole(self._count, json.dumps({"lost": total}).encode(), sync=True)
-            sync_names(self._count.parent)
+        self._count.put(total)
         self.lost = self.lost._replace(total=total)
 
     def _count_left(self) -> None:
-        """Count received messages as lost that are not in the log: they end with the reader."""
-        if isinstance(self._reader, Grouped):
-            return  # it delivers again what was not acknowledged
+        """Count received messages as lost that are not in the log: they ended with the reader.
+
+        The reader is closed, so that nothing comes after the count; what its `close` counted as
+        lost is in its statistics.
+        """
+        if isinstance(self._reader, Redelivering) and self._reader.redelivers:
+            return
         received = self._reader.statistics()
         copied = self._writer.statistics().messages
         self._left = received.messages + received.backlog - copied
@@ -420,19 +435,64 @@ class LiveCopy:
         self._worker.stop(_TIME_TO_STOP)
 
 
-def _stored_count(path: Path) -> int:
-    """Return how many messages were lost before a log.
+class _CountFile:
+    """A count in a small file that can be replaced when the disk is full.
 
-    :raises StorageError: the operating system refuses.
+    The file has two records of fixed size, each JSON with a checksum. A new count overwrites the
+    older one, which needs no new space; a power failure meanwhile leaves the other.
     """
-    with storage_errors("reading", str(path)):
-        try:
-            return int(json.loads(path.read_text())["lost"])
-        except FileNotFoundError:
-            return 0
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s is damaged, and counts from 0 on: %s", path, error)
-            return 0
+
+    def __init__(self, path: Path) -> None:
+        """Read the count, or create the file with 0.
+
+        :raises StorageError: the operating system refuses.
+        """
+        self._path = path
+        with storage_errors("reading", str(path)):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                data = b""
+        counts = [_count_in(data[at : at + _RECORD]) for at in (0, _RECORD)]
+        #: The last count: it only grows.
+        self.count = max((count for count in counts if count is not None), default=0)
+        if data and counts == [None, None]:
+            log.warning("%s is damaged, and counts from 0 on", path)
+        #: The record to overwrite: the older one.
+        self._next = counts.index(min(counts, key=lambda count: count or 0))
+        if None in counts:  # also that of 0.1: a single record, without a checksum
+            with storage_errors("writing", str(path)):
+                write_whole(path, _record_of(self.count) * 2, sync=True)
+                sync_names(path.parent)
+
+    def put(self, count: int) -> None:
+        """Store a count; return when it is on the disk.
+
+        :raises StorageError: the operating system refuses.
+        """
+        with storage_errors("writing", str(self._path)), self._path.open("r+b") as file:
+            file.seek(self._next * _RECORD)
+            file.write(_record_of(count))
+            file.flush()
+            os.fsync(file.fileno())
+        self._next = 1 - self._next
+        self.count = count
+
+
+def _record_of(count: int) -> bytes:
+    record = json.dumps({"lost": count, "crc32": zlib.crc32(b"%d" % count)})
+    return record.ljust(_RECORD - 1).encode() + b"\n"
+
+
+def _count_in(record: bytes) -> int | None:
+    """Return the count in a record; None: there is none, or it is torn."""
+    try:
+        fields = json.loads(record)
+        count = int(fields["lost"])
+        is_whole = fields.get("crc32", zlib.crc32(b"%d" % count)) == zlib.crc32(b"%d" % count)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return count if is_whole else None
 
 
 class Holders:

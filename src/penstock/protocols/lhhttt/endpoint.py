@@ -251,6 +251,11 @@ class LhhtttReader(Reader, Grouped):
 
     # --- settling -----------------------------------------------------------------------------
 
+    @property
+    def redelivers(self) -> bool:
+        """Whether the queue has leases; one of the prototype keeps nothing that it gave."""
+        return self._client.is_reliable
+
     def ack(self, messages: Delivered) -> None:
         self._settle(_tags_of(messages), None)
 

@@ -25,7 +25,7 @@ from penstock.core.errors import (
     PenstockError,
     PositionError,
 )
-from penstock.core.interfaces import BookedWriter, Bounds, Reader, StreamInfo
+from penstock.core.interfaces import UNKNOWN_END, BookedWriter, Bounds, Reader, StreamInfo
 from penstock.core.message import Message
 from penstock.core.options import Duration, Options, Size, parse_options
 from penstock.core.position import Position
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["PsiEndpoint", "PsiReader", "PsiReaderOptions", "PsiWriter", "PsiWriterOptions"]
 
 log = logging.getLogger(__name__)
-
-#: The end of an open stream: an exporter does not tell how many messages it has.
-_UNKNOWN: Final = 2**62
 
 
 class PsiReaderOptions(Options):
@@ -200,6 +197,8 @@ class PsiReader(Reader):
         #: The `seq` of the first and the last message of this connection.
         self._first: int | None = None
         self._last: int | None = None
+        #: Messages that had come when it was closed, and were not read; None: it is open.
+        self._unread: int | None = None
         self._connect()
         self._epoch = self._epoch_now()
 
@@ -352,9 +351,10 @@ class PsiReader(Reader):
             found = self._stream.take(1, 0)
             if found and (found[0].subtype - 1 <= seq or found[0].subtype - 1 == self._first):
                 self._held.extend(found)
+                self._progress.move(found[0].seq + 1)
                 return
         self.close()
-        self._first = None
+        self._first = self._unread = None
         self._connect()
 
     def statistics(self) -> ReaderStatistics:
@@ -365,9 +365,13 @@ class PsiReader(Reader):
             filtered=0,
             restarts=self._restarts,
             next_seq=self._next,
-            backlog=max(0, self._store.newest_seq() + 1 - self._progress.next_seq),
+            backlog=self._waiting() if self._unread is None else self._unread,
             losses=(),
         )
+
+    def _waiting(self) -> int:
+        stored = max(0, self._store.newest_seq() + 1 - self._progress.next_seq)
+        return stored + len(self._held)
 
     def _has_news(self) -> bool:
         return bool(self._held) or super()._has_news()
@@ -380,6 +384,8 @@ class PsiReader(Reader):
         if hasattr(self, "_stream"):
             self._stream.close()
         self._importer.close()
+        if self._unread is None:
+            self._unread = self._waiting()
         self._store.close()
 
 
@@ -387,9 +393,9 @@ class WholePsiReader(Replayable, PsiReader):
     """Reads a stream from its start, and again from any `seq` that was read."""
 
     def bounds(self) -> Bounds:
-        """Return what can be replayed; the end of an exporter's stream is unknown."""
+        """Return what can be replayed; an exporter does not tell the end of an open stream."""
         told = self._importer.remote_stream(self._name)
-        end = max(told.message_count, self._next or 0) if told.is_closed else _UNKNOWN
+        end = max(told.message_count, self._next or 0) if told.is_closed else UNKNOWN_END
         return Bounds(self._epoch, 0, end)
 
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from penstock.core.capabilities import Redelivering
 from penstock.core.errors import Closed, ConnectionLost, PositionError
 from penstock.core.interfaces import Concluding, Reader
 from penstock.core.message import Message
@@ -109,7 +110,7 @@ def await_connection(url: str, leg: Leg, wait: float) -> None:
         raise ConnectionLost(url, status.message, hint=hint)
 
 
-class TopicReader(Concluding, Reader):
+class TopicReader(Concluding, Reader, Redelivering):
     """Reads publishes of a topic. `type` is the kind of message, 1: publish.
 
     The next call acknowledges the messages of the last one to the transport.
@@ -199,6 +200,10 @@ class TopicReader(Concluding, Reader):
             attributes=attributes.to_bytes(),
             payload=message.payload or b"",
         )
+
+    @property
+    def redelivers(self) -> bool:
+        return self._leg.is_lasting
 
     def acknowledge(self) -> None:
         # Messages to be read again, and all after them, are not acknowledged yet.

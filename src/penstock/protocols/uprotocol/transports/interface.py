@@ -227,6 +227,11 @@ class Leg(_Counting):
         return None
 
     @property
+    def is_lasting(self) -> bool:
+        """Whether messages that were not acknowledged when it was closed come to the next one."""
+        return False
+
+    @property
     def links_lost(self) -> int:
         """Number of lost links: messages in flight on them may be lost."""
         return 0

@@ -371,6 +371,10 @@ class MqttLeg(Leg):
             link.start()
 
     @property
+    def is_lasting(self) -> bool:
+        return self._broker.is_lasting
+
+    @property
     def is_up(self) -> bool:
         return self._intake is not None and self._intake.link.is_up
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from penstock.core.redaction import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["URL", "escaped"]
+__all__ = ["URL", "escaped", "is_loopback"]
 
 _MAX_LENGTH = 8192
 
@@ -105,3 +106,12 @@ def _options(text: str, query: str) -> dict[str, str]:
             raise InvalidURL(text, f"the option {key} has a NUL byte")
         found[key] = value
     return found
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine's own; of names only `localhost` is."""
+    host = host.strip("[]").partition("%")[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

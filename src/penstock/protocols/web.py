@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -15,20 +14,11 @@ from penstock.protocols.server import listen_tcp
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["WebServer", "is_loopback"]
+__all__ = ["WebServer"]
 
 #: Seconds for a server to start, and for requests to end when it stops.
 _STARTING: Final = 10.0
 _GRACE: Final = 3.0
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address is a loopback address."""
-    host = host.strip("[]").partition("%")[0]
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class WebServer(Closable):

@@ -21,7 +21,8 @@ from penstock.core.errors import (
     PenstockError,
     Unsupported,
 )
-from penstock.protocols.web import WebServer, is_loopback
+from penstock.core.url import is_loopback
+from penstock.protocols.web import WebServer
 from penstock.workers.controller import AppRequest, Controller, LoadedApp
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from penstock.core.capabilities import Tended
 from penstock.core.endpoints import describe, endpoint_of, identity, open_writer, remove
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.units import format_duration
-from penstock.core.url import URL
+from penstock.core.url import URL, is_loopback
 from penstock.pipeline.graph.check import check_functions, python_folders
 from penstock.pipeline.graph.fields import AVAILABLE_NOW
 from penstock.pipeline.graph.model import streams_between
@@ -37,7 +37,6 @@ from penstock.pipeline.run.queries import Prepared
 from penstock.pipeline.run.spark import CONNECT, java_ignores, spark_session
 from penstock.pipeline.source.checkpoint import check_whole, is_local
 from penstock.pipeline.source.inputs import Streams
-from penstock.protocols.web import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable

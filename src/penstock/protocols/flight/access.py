@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import os
 import re
@@ -38,7 +37,6 @@ __all__ = [
     "TokenGate",
     "check_size",
     "check_token",
-    "is_loopback",
     "load_token",
 ]
 
@@ -143,14 +141,6 @@ class Clients:
 
 
 DEFAULT_PORT = 8815
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # --- streams below the root -----------------------------------------------------------------------

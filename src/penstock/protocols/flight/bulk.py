@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.errors import ConnectionLost, Malformed, PenstockError
+from penstock.core.url import is_loopback
 from penstock.protocols.connection import Connection as Stream
-from penstock.protocols.flight.access import is_loopback
 from penstock.protocols.flight.errors import (
     ServerStopping,
     UnknownWriter,

@@ -26,8 +26,8 @@ from penstock.core.errors import (
 from penstock.core.interfaces import StreamInfo
 from penstock.core.options import Duration, Options, Patience, Size, parse_options
 from penstock.core.retry import Backoff, RetryPolicy
-from penstock.core.url import URL
-from penstock.protocols.flight.access import DEFAULT_PORT, check_token, is_loopback, load_token
+from penstock.core.url import URL, is_loopback
+from penstock.protocols.flight.access import DEFAULT_PORT, check_token, load_token
 from penstock.protocols.flight.errors import AccessRefused, ServerBusy, error_from
 from penstock.protocols.flight.wire import (
     ActionKind,

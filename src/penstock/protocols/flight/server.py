@@ -18,13 +18,13 @@ from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
 from penstock.core.interfaces import Closable
 from penstock.core.options import Directory, Duration, Options, Size
+from penstock.core.url import is_loopback
 from penstock.core.worker import Worker
 from penstock.protocols.flight.access import (
     DEFAULT_PORT,
     Clients,
     Root,
     TokenGate,
-    is_loopback,
     load_token,
 )
 from penstock.protocols.flight.answers import Answers

@@ -21,6 +21,7 @@ from penstock.core.errors import InvalidOption, Malformed, PenstockError
 from penstock.core.interfaces import Closable
 from penstock.core.options import Options
 from penstock.core.stream_id import StreamId
+from penstock.core.url import is_loopback
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
 from penstock.protocols.jrtc.collector_outputs import Collected, Output
 from penstock.protocols.jrtc.dead_letters import DeadLetters
@@ -35,7 +36,7 @@ from penstock.protocols.jrtc.wire import (
     batch_of_datagrams,
     payload_bytes,
 )
-from penstock.protocols.web import WebServer, is_loopback
+from penstock.protocols.web import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

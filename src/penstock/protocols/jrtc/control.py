@@ -20,11 +20,11 @@ import pyarrow as pa
 from penstock.core.errors import Malformed, NotFound, PenstockError
 from penstock.core.interfaces import Closable
 from penstock.core.overflow import QueueFull
+from penstock.core.url import is_loopback
 from penstock.protocols.connection import peer_name
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
 from penstock.protocols.jrtc.wire import FrameDecoder, unpack
 from penstock.protocols.server import Limits, Server, Session, listen_tcp
-from penstock.protocols.web import is_loopback
 from penstock.queue.streams import InputStream
 
 if TYPE_CHECKING:

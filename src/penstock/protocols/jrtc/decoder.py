@@ -22,10 +22,10 @@ from penstock.core.errors import (
 )
 from penstock.core.interfaces import Closable
 from penstock.core.stream_id import StreamId
+from penstock.core.url import is_loopback
 from penstock.core.worker import Worker
 from penstock.protocols.jrtc.schemas import Schemas, TooManySchemas
 from penstock.protocols.server import listen_tcp
-from penstock.protocols.web import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

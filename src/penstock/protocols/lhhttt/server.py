@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import queue
 import socket
@@ -16,6 +15,7 @@ from penstock.core.errors import Malformed, StorageError
 from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
+from penstock.core.url import is_loopback
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
 from penstock.protocols.lhhttt.commands import (
     LARGEST_HEAD,
@@ -168,8 +168,7 @@ class LhhtttServer(Closable):
 
     def _warn_if_open(self) -> None:
         """Warn when other machines can connect: the protocol has no authentication."""
-        address = str(self._socket.socket.getsockname()[0]).partition("%")[0]
-        if not ipaddress.ip_address(address).is_loopback:
+        if not is_loopback(str(self._socket.socket.getsockname()[0])):
             log.warning(
                 "%s is open to other machines: anybody who can reach it can take and put messages, "
                 "because the protocol has no passwords; a firewall can say who",

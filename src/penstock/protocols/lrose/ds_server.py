@@ -6,7 +6,6 @@ A `Service` answers the requests of one client; `DsSession` reads them from the 
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import threading
@@ -19,6 +18,7 @@ from pydantic import Field
 from penstock.core.errors import Malformed, PenstockError
 from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
+from penstock.core.url import is_loopback
 from penstock.protocols.lrose.datamapper_wire import DATAMAPPER_TYPE, MapReply
 from penstock.protocols.lrose.ds_message import (
     Category,
@@ -489,8 +489,7 @@ class DsServer(Closable):
 
     def _warn_if_open(self) -> None:
         """Log a warning if other machines can connect: the protocol has no passwords."""
-        addresses = [str(each.getsockname()[0]).partition("%")[0] for each in self._server.sockets]
-        if not all(ipaddress.ip_address(each).is_loopback for each in addresses):
+        if not all(is_loopback(str(each.getsockname()[0])) for each in self._server.sockets):
             log.warning(
                 "%s is open to other machines: anybody who can reach it can %s, "
                 "because the protocol has no passwords; a firewall can say who",

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from penstock.core.errors import Closed, InvalidOption, StorageError
 from penstock.core.interfaces import Closable
+from penstock.core.url import is_loopback
 from penstock.core.worker import Worker
 from penstock.relay.faults.connections import ConnectionRouter
 from penstock.relay.faults.datagrams import DatagramRouter
 from penstock.relay.faults.model import NO_FAULTS
-from penstock.relay.faults.sockets import Place, is_loopback, resolve, shown, tcp_socket, udp_socket
+from penstock.relay.faults.sockets import Place, resolve, shown, tcp_socket, udp_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -91,7 +92,7 @@ class FaultRouter(Closable):
         except BaseException:
             self.close()
             raise
-        if not is_loopback(Place(listener.family, self.address)):
+        if not is_loopback(str(self.address[0])):
             log.warning(
                 "the fault router listens at %s: other machines can reach %s through it",
                 shown(self.address),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import re
 import socket
 import struct
@@ -20,7 +19,6 @@ __all__ = [
     "Place",
     "close",
     "drain",
-    "is_loopback",
     "kernel_drops",
     "parse_address",
     "resolve",
@@ -76,11 +74,6 @@ def resolve(where: tuple[str, int], option: str, kind: socket.SocketKind) -> Pla
         ) from error
     family, _, _, _, address = found[0]
     return Place(family, address)
-
-
-def is_loopback(place: Place) -> bool:
-    """Tell whether only this machine can reach an address."""
-    return ipaddress.ip_address(str(place.address[0]).partition("%")[0]).is_loopback
 
 
 def shown(address: tuple[Any, ...]) -> str:

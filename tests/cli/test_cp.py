@@ -34,6 +34,31 @@ def test_an_interval_is_copied_and_the_books_are_json(source: str, target: str) 
     assert count(target) == 10
 
 
+def test_a_new_queue_that_is_too_small_for_what_is_copied_is_told(
+    source: str, tmp_path: Path
+) -> None:
+    small = f"fmq:{tmp_path}/small?slots=10"  # it has 16
+    fill(source, 100)
+    done = run("cp", source, small)
+    assert done.returncode == 3
+    assert b"the first 84 are overwritten" in done.stderr
+    # One that was there is as somebody wanted it, and a live one is for readers that keep up.
+    assert run("cp", source, small).returncode == 0
+    assert run("cp", source, f"fmq:{tmp_path}/live?slots=10", "--speed", "1000").returncode == 0
+
+
+def test_a_state_and_not_the_start_decides_where_a_copy_goes_on(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    state = str(tmp_path / "state")
+    fill(source, 10)
+    run("cp", source, target, "--state", state)
+    done = run("cp", source, target, "--state", state, "--from", "5")
+    assert done.returncode == 0
+    assert b"says where to go on" in done.stderr
+    assert b"has no message" not in done.stderr
+
+
 def test_with_a_state_it_goes_on_where_it_was(source: str, target: str, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     fill(source, 10)

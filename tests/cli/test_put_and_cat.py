@@ -97,6 +97,18 @@ def test_a_new_queue_that_is_too_small_for_what_is_put_is_told(tmp_path: Path) -
     assert shell('seq 1 1000 | "$P" put "$URL"', URL=url).returncode == 0
 
 
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_stream_that_is_removed_while_it_is_written_is_not_called_too_small(
+    tmp_path: Path, kind: str
+) -> None:
+    url = f"{kind}:{tmp_path}/q"
+    removed = '(seq 1 6; sleep 1; rm -r "$PLACE"*; sleep .5; seq 7 9) | "$P" put "$URL"'
+    done = shell(removed, URL=url, PLACE=f"{tmp_path}/q")
+    assert done.returncode == 3
+    assert b"was removed" in done.stderr
+    assert b"overwritten" not in done.stderr
+
+
 def test_standard_input_is_read_once(url: str) -> None:
     done = run("put", url, "--text", "-", "--file", "-", stdin=b"a\n")
     assert done.returncode == 2

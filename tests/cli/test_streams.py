@@ -161,6 +161,23 @@ def test_all_of_a_stream_goes_and_nothing_else(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_damaged_one_is_removed_by_force(tmp_path: Path, kind: str) -> None:
+    url = f"{kind}:{tmp_path}/x"
+    fill(url, 3)
+    (path,) = tmp_path.rglob("*.fmq")
+    with path.open("r+b") as file:
+        file.seek(416)
+        file.write(bytes(range(1, 61)))
+    done = run("rm", url)
+    assert done.returncode == 1
+    assert path.exists()
+    done = run("rm", url, "--force")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == f"removed {url} (damaged)\n"
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["fmq", "log"])
 def test_one_in_use_stays_unless_it_is_forced(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

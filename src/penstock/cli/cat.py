@@ -32,7 +32,14 @@ from penstock.cli.output import (
     standard_output,
 )
 from penstock.cli.signals import StopSign, stop_on_signal
-from penstock.core.capabilities import Grouped, OriginTimed, Replayable, SourceTimed, Worded
+from penstock.core.capabilities import (
+    Grouped,
+    Held,
+    OriginTimed,
+    Replayable,
+    SourceTimed,
+    Worded,
+)
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import InvalidOption, PositionError
 from penstock.core.json_lines import json_line
@@ -145,7 +152,7 @@ def cat(
 ) -> None:
     r"""Read messages from a stream and print them.
 
-    On a terminal a line is as wide as that is; in a pipe it has the whole payload. Messages that
+    On a terminal, lines are cut to its width; in a pipe, payloads are whole. Messages that
     were lost are named on stderr, and the exit code is then 3. With --decode it is 1 if a payload
     does not decode; its line says why.
 
@@ -216,7 +223,9 @@ def _show(
         stop_on_signal(held_up=lambda: name_losses(within.books(reader))) as stop,
     ):
         if isinstance(reader, Grouped):
-            note(f"{url}: what is shown is taken away from the readers that share the queue")
+            note(
+                f"{url}: messages shown here are not delivered to the other readers of this stream"
+            )
         within.resolve(reader)
         if within.is_nothing:
             within.explain(url)
@@ -280,22 +289,36 @@ def _print(
 def open_at(url: str, start: Position | int, **options: object) -> Reader:
     """Open a stream at a position, or `start` messages before its end.
 
+    A reader with a named position goes on there instead.
+
     :raises PositionError: there is no message of that number yet.
     :raises Unsupported: the stream cannot seek, and so not count from its end.
     """
     if isinstance(start, Position):
         try:
-            return open_reader(url, start, **options)
+            reader = open_reader(url, start, **options)
         except PositionError as error:
             if error.end is not None:  # its hint is for programs
                 error.hint = "--from end --follow waits for the next one"
             raise
-    with ExitStack() as stack:
-        reader = stack.enter_context(open_reader(url, Position.END, **options))
-        bounds = reader.bounds()
-        reader.seek(max(bounds.oldest, bounds.end - start))
-        stack.pop_all()
-        return reader
+        asked = start.value if start.anchor == "seq" else None
+    else:
+        with ExitStack() as stack:
+            reader = stack.enter_context(open_reader(url, Position.END, **options))
+            bounds, next_seq = reader.bounds(), reader.statistics().next_seq
+            asked = max(bounds.oldest, bounds.end - start)
+            if not _hold(reader) or next_seq is None or next_seq >= asked:  # passes over nothing
+                reader.seek(asked)
+            stack.pop_all()
+    if _hold(reader) and asked not in {None, reader.statistics().next_seq}:
+        begins = reader.statistics().next_seq
+        note(f"penstock: {_hold(reader)} has read all before {begins}, and goes on there")
+    return reader
+
+
+def _hold(reader: Reader) -> str | None:
+    """Return the name of a reader's position, if it has one."""
+    return reader.hold if isinstance(reader, Held) else None
 
 
 _APPENDED: Final = operator.attrgetter("created_ns")

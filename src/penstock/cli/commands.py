@@ -94,7 +94,7 @@ FAMILIES: Final = (
         "latest",
         "Files",
         {
-            "latest": "Tell of new files, and hear of them: latest_data_info.",
+            "latest": "Announce new files, and wait for announced ones: latest_data_info.",
             "on": "Run a command for every new file: in order, at least once, also after a crash.",
         },
     ),
@@ -146,8 +146,8 @@ FAMILIES: Final = (
         "doctor",
         "This machine",
         {
-            "doctor": "Show what this machine has for Penstock, and what it lacks. Exit code 1 if "
-            "it lacks it."
+            "doctor": "Check what this machine has for Penstock. Exit code 1 if something needed "
+            "is missing."
         },
     ),
 )

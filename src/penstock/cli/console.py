@@ -15,7 +15,7 @@ __all__ = ["console", "error_console"]
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Let whoever prints tell what it means: rich would end the process with 1."""
+        """Raise it again for the caller: rich would end the process with 1."""
         raise  # noqa: PLE0704 - the error that is handled
 
 

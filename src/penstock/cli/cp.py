@@ -17,6 +17,8 @@ from penstock.cli.messages import (
     Follow,
     From,
     Register,
+    is_there,
+    lacks_messages,
     progress_told,
     tell_interrupted,
     tell_range,
@@ -174,6 +176,9 @@ def cp(
         refused="drop" if drop_refused else "stop",
         strict=strict,
     )
+    is_new, is_resumed = not is_there(target), state is not None and state.exists()
+    if is_resumed and start != "start":
+        note(f"penstock: {state} says where to go on, and not --from")
     # Messages are stored in append order: other times are searched from the start.
     first = Position.START if by != "append" and options.start.anchor == "time" else place
     with (
@@ -212,9 +217,12 @@ def cp(
         typer.echo(_json_line("end", RelayStatus("cp", state_now, None, done)))
     else:
         typer.echo(describe(done))
-    if not done.copied and not follow and (start != "start" or end is not None):
+    if not done.copied and not follow and not is_resumed and (start != "start" or end is not None):
         tell_range(source, f"from {start}" + (f" to {end}" if end else ""))
-    if lost or done.missing:
+    # A live queue is for readers that keep up with it, and a file is whole or not there.
+    is_live = follow or loop or options.speed is not None
+    is_checked = is_new and not is_live and not isinstance(writer, AllOrNone)
+    if lost or done.missing or (is_checked and lacks_messages(target, done.copied)):
         raise typer.Exit(LOST)
 
 

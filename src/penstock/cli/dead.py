@@ -147,7 +147,7 @@ def drop(
     receiver: _ReceiverOption = None,
     as_json: _JsonOption = False,
 ) -> None:
-    """Let dead letters be gone for good."""
+    """Delete dead letters for good."""
     found, letters = _chosen(place, ids, code, receiver, every=every)
     if letters:
         found.drop(letters)

@@ -64,7 +64,7 @@ def add_to(app: typer.Typer) -> None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what this machine has for Penstock, and what it lacks. Exit code 1 if it lacks it."""
+    """Check what this machine has for Penstock. Exit code 1 if something needed is missing."""
     findings = [
         Finding("penstock", penstock.__version__, is_fine=True),
         _python(),

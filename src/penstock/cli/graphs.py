@@ -64,7 +64,7 @@ def graph_run(
         str | None, typer.Option(metavar="DIR", help="Where Spark's queries keep how far they are.")
     ] = None,
 ) -> None:
-    """Run a graph, until Ctrl-C or SIGTERM: queues, workers, and who starts those again that die.
+    """Run a graph, until Ctrl-C or SIGTERM: its queues, and its workers, restarted when they die.
 
     Ctrl-C lets each worker finish the message that it is at. What waits in queues stays there, on
     the disk, and the next run goes on with it.

@@ -55,7 +55,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
     sub = typer.Typer(
-        no_args_is_help=True, help="Tell of new files, and hear of them: latest_data_info."
+        no_args_is_help=True,
+        help="Announce new files, and wait for announced ones: latest_data_info.",
     )
     sub.command()(write)
     sub.command()(read)

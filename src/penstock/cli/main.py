@@ -168,7 +168,7 @@ def _global_options(
 
 
 def _is_only_logged(record: logging.LogRecord) -> bool:
-    """Tell whether a record is not raised as well, as the broken calls are that py4j logs."""
+    """Tell whether a record is no call that py4j logs as failed: those are raised as well."""
     return record.name != "root" or "/py4j/" not in record.pathname
 
 

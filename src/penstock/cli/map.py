@@ -106,7 +106,7 @@ def show_map(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Live, until Ctrl-C.")] = False,
     cont: Annotated[
         float | None,
-        typer.Option("--cont", "-c", metavar="SECONDS", min=0.1, help="Again and again, so often."),
+        typer.Option("--cont", "-c", metavar="SECONDS", min=0.1, help="Repeat at this interval."),
     ] = None,
     instance: Annotated[str, typer.Option("--instance", hidden=True)] = "",
 ) -> None:

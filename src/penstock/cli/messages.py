@@ -37,6 +37,8 @@ __all__ = [
     "add_to",
     "fits_32_bits",
     "is_finite",
+    "is_there",
+    "lacks_messages",
     "progress_told",
     "tell_interrupted",
     "tell_range",
@@ -148,8 +150,8 @@ def put(
     """Write messages to a stream, and create it if it is missing.
 
     Without --text, --file and --jsonl, a line of standard input is a message. Order: all --text,
-    all --file, then --jsonl. Exit code 3: a queue that it made is too small for what was put, and
-    has overwritten some, or nobody came to take what a server such as psi: was given.
+    all --file, then --jsonl. Exit code 3: messages were overwritten, as the queue that it created
+    is too small, or no client of a server such as psi: came to take them.
 
     Examples:
       seq 1 100 | penstock put fmq:/tmp/demo/numbers
@@ -163,7 +165,7 @@ def put(
         raise typer.BadParameter("- is given twice: standard input can be read once")
     ending = _ending(delimiter, null)
     _check_inputs([*(file or []), *([] if jsonl is None else [Path(jsonl)])])
-    is_new = not _is_there(url)
+    is_new = not is_there(url)
     writer = writer_to(url, register)
     # What is there if it ends early: nothing of a file.
     kept = WriterStatistics(0, 0, 0, 0, 0.0, None) if isinstance(writer, AllOrNone) else None
@@ -183,7 +185,7 @@ def put(
             writer.flush()
         kept = written = writer.statistics()
         typer.echo(_written(written))
-    if writer.statistics().untaken or (is_new and _has_overwritten(url, written.messages)):
+    if writer.statistics().untaken or (is_new and lacks_messages(url, written.messages)):
         raise typer.Exit(LOST)
 
 
@@ -359,7 +361,8 @@ def _read_file(path: Path) -> bytes:
 # --- queues that are too small --------------------------------------------------------------------
 
 
-def _is_there(url: str) -> bool:
+def is_there(url: str) -> bool:
+    """Tell whether a stream exists, before a command writes to it."""
     try:
         if storage_of(url) is None:  # or it cannot tell
             describe(url)
@@ -370,19 +373,30 @@ def _is_there(url: str) -> bool:
     return True
 
 
-def _has_overwritten(url: str, written: int) -> bool:
-    """Tell, and report, whether a queue that this command created has overwritten messages.
+def lacks_messages(url: str, written: int) -> bool:
+    """Tell, and report, whether a stream that this command created lacks some of its messages.
 
-    No reader can have been waiting for them: the queue did not exist before.
+    No reader can have been waiting for them: the stream did not exist before.
     """
-    kept = describe(url)
-    if not kept.slots or kept.count >= written:
+    try:
+        kept = describe(url)
+    except NotFound:
+        note(f"penstock: {url} was removed while it was written, with all its messages")
+        return True
+    if not kept.slots or kept.blocking or kept.count >= written:
         return False
+    missing = f"{written - kept.count:,} of {written:,} messages"
+    if kept.layout == "log":
+        note(f"penstock: {missing} are gone: retention removed them, or the log was removed")
+        return True
+    if kept.youngest_seq is None or kept.youngest_seq + 1 < written:
+        note(f"penstock: {missing} are gone: the queue was removed while it was written")
+        return True
     size = max(kept.buffer_size, kept.bytes * -(-written // max(1, kept.count)) * 2)
     larger = f"{kept.url.partition('?')[0]}?slots={written}&size={-(-size >> 20)}M"
     note(
         f"penstock: the queue holds {kept.count:,} messages: the first {written - kept.count:,} "
-        f"are overwritten (hint: a log keeps all; or make the queue larger and put them again: "
+        f"are overwritten (hint: a log keeps all; or make the queue larger and write them again: "
         f"penstock create --replace '{larger}')"
     )
     return True

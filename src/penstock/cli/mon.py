@@ -86,8 +86,8 @@ def mon(
 ) -> None:
     """Watch a stream, until Ctrl-C: rate, messages, bytes, backlog and losses per interval.
 
-    It reads what is new, as any reader does. A queue whose writer waits for its one reader is
-    only looked at: reading would let the writer go on. So is what has a group or a held place.
+    It reads what is new, as any reader does. Of a blocking queue, a group or a held place it only
+    reads the status: to read messages would release the writer, or take them from their readers.
 
     Examples:
       penstock mon fmq:/data/beams --interval 1s

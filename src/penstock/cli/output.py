@@ -51,8 +51,8 @@ def note(text: str) -> None:
 
 #: What to do about an error of the operating system.
 _ADVICE: Final = {
-    errno.ENOENT: "look at the path",
-    errno.ENOTDIR: "look at the path",
+    errno.ENOENT: "check that the file and its folders exist",
+    errno.ENOTDIR: "check that the file and its folders exist",
     errno.EISDIR: "give a file, not a folder",
     errno.EEXIST: "something else has this name: choose another",
     errno.EFBIG: "make it smaller",
@@ -68,20 +68,21 @@ _ADVICE: Final = {
 
 def one_line(error: Exception) -> str:
     """Return an error as one line: the reason, the progress, and a hint."""
-    text, hint = str(error), None
+    text, hint = str(error), "--debug shows where it comes from"
     if isinstance(error, OSError) and error.errno is not None:
-        hint = _ADVICE.get(error.errno)
+        hint = _ADVICE.get(error.errno, hint)
     if isinstance(error, PenstockError):
-        hint = error.hint or hint
         if isinstance(error, ConfigErrors):  # which has a line for each fault
             text, hint = (
                 "; ".join(text.splitlines()),
-                f"{len(error.errors)} things are to be mended",
+                f"{len(error.errors)} errors in all",
             )
         elif isinstance(error, ConfigError):
-            hint = hint or "mend it in the file, then try again"
+            hint = error.hint or "mend it in the file, then try again"
         elif isinstance(error, InvalidOption | InvalidURL | PositionError):
-            hint = hint or "change it, then try again"
+            hint = error.hint or ""  # the reason says what is allowed
+        else:
+            hint = error.hint or hint
     elif isinstance(error, OSError):
         reason = error.strerror or str(error)
         text = f"{error.filename}: {reason}" if error.filename else reason
@@ -90,8 +91,7 @@ def one_line(error: Exception) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     said = "; ".join([text, *getattr(error, "__notes__", ())])
-    said = f"{said} (hint: {hint or '--debug shows where it comes from'})"
-    return shown(" ".join(said.splitlines()))
+    return shown(" ".join((f"{said} (hint: {hint})" if hint else said).splitlines()))
 
 
 @contextlib.contextmanager

@@ -47,8 +47,8 @@ def serve_flight(
         str | None,
         typer.Option(
             metavar="PORT",
-            help="Where writers of much may come past gRPC: a port, 0 for any, or off. "
-            "Without it: any on loopback, otherwise nowhere.",
+            help="The port for bulk writes, which bypass gRPC; 0 takes any that is free, off has "
+            "none. Default: 0 on loopback, otherwise off.",
         ),
     ] = None,
     tls_cert: Annotated[

@@ -58,9 +58,9 @@ def ls(
 ) -> None:
     """List queues and logs: how much is in them, how fast, who writes and reads.
 
-    The rate is the mean of what is there. A reader that is gone is dead, and its place is kept. A
-    store of psi's, or of ours, is one line: psi-store ls shows its streams. Exit code 1 if one
-    cannot be read.
+    The rate is the mean of what is there. A reader with a name whose process has ended is dead; its
+    place is kept. A store of psi's, or of ours, is one line: psi-store ls shows its streams. Exit
+    code 1 if one cannot be read.
 
     Examples:
       penstock ls /data -r
@@ -116,7 +116,7 @@ def found_at(place: str, *, recursive: bool = False) -> Iterator[str]:
         for url in streams_in(each, pattern, recursive=recursive, is_store=is_store)
     ]
     if not found and not glob.has_magic(place):
-        raise NotFound(f"there is no folder and no stream {place}", hint="penstock ls -r DIR")
+        raise NotFound(f"there is no folder or stream {place}", hint="penstock ls -r DIR")
     yield from found
 
 
@@ -298,8 +298,8 @@ def rm(
 ) -> None:
     """Remove streams with all that is in them.
 
-    One that somebody writes to or reads stays, unless it is forced: then its writer says what was
-    lost and begins it anew at its next message, and readers wait for that.
+    A stream in use is not removed without --force. With it, its writer reports the loss and creates
+    the stream again for its next message, and readers wait for that.
 
     Examples:
       penstock rm fmq:/data/old 'log:/data/test*'
@@ -322,14 +322,18 @@ def _streams(given: str) -> list[str]:
 def _removal(url: str, *, force: bool) -> PenstockError | None:
     """Remove a stream and report it; return the reason if it is not removed."""
     try:
-        held = endpoints.describe(url).count
+        try:
+            count = endpoints.describe(url).count
+            held = f"{count:,} message{'' if count == 1 else 's'}"
+        except DamagedQueue:
+            held = "damaged"  # and removed only by force
         endpoints.remove(url, force=force)
     except NotFound as error:
         error.hint = "penstock ls shows what there is"  # and not how to create it
         return error
     except PenstockError as error:
         return error
-    typer.echo(f"removed {url.partition('?')[0]} ({held:,} message{'' if held == 1 else 's'})")
+    typer.echo(f"removed {url.partition('?')[0]} ({held})")
     return None
 
 
@@ -347,7 +351,7 @@ def resize(
 ) -> None:
     """Give a queue another size, and keep its messages and its readers.
 
-    Nobody may write to it meanwhile. Who reads it goes on without a gap. What is in it has to fit.
+    Stop its writer first. Readers go on without a gap. All its messages must fit the new size.
 
     Examples:
       penstock resize fmq:/data/beams --slots 100000 --size 256M

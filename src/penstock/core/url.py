@@ -56,7 +56,11 @@ class URL:
         if _CONTROL.search(text):
             raise InvalidURL(text, "it has a control character")
         if not _SCHEME.match(text):
-            raise InvalidURL(text, "it has no scheme", hint=f"for a queue, write fmq:{text}")
+            raise InvalidURL(
+                text,
+                "it has no scheme",
+                hint=f"write fmq:{text} for a queue, log: for a log, csv: and others for a file",
+            )
         try:
             parts = urlsplit(text, allow_fragments=False)
             port = parts.port

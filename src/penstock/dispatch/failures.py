@@ -194,7 +194,7 @@ class FailureHandler:
                 raise
 
     def _uncount(self, failures: Iterable[Failure]) -> None:
-        """Take back what was made here and refused: nobody has it, and it gets no letter."""
+        """Uncount responses that were created here and not stored: they get no dead letter."""
         for failure in failures:
             if failure.stored is not None:
                 continue

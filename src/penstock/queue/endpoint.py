@@ -68,7 +68,6 @@ class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
             url,
             READER_OPTIONS,
             "is for readers, and would do nothing here",
-            hint="a message's type is given with it: write(…, type=5), put --type 5",
         )
         if classic is not None:
             return classic.open_writer(url)
@@ -114,9 +113,7 @@ class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
             remove_wide,
         )
 
-        found = self.describe(url)
-        if not force:
-            check_unused(found)
+        check_unused(lambda: self.describe(url), force=force)
         if _classic(url) is None:
             remove_wide(url.path, force=force)
         else:
@@ -187,10 +184,12 @@ def repair(url: str) -> Repair:
     parsed = _queue_url(url)
     classic = _classic(parsed)
     if classic is None:
+        place = f"fmq:{parsed.path}"
         raise InvalidURL(
             url,
-            "it is a wide queue, which needs no repair: a new writer goes on where it can",
-            hint="copy what can be read: penstock cp 'fmq:…?damaged=skip' fmq:/a/new/one",
+            "it is a wide queue, whose next writer repairs what can be repaired",
+            hint=f"copy what can be read: penstock cp '{place}?damaged=skip' fmq:/a/new/one; "
+            f"if its header is damaged, empty it: penstock create --replace {place}",
         )
     return classic.repair(parsed)
 

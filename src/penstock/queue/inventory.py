@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import InUse
-from penstock.core.errors import StorageError
+from penstock.core.errors import DamagedQueue, StorageError
 from penstock.core.url import escaped
 from penstock.queue.classic import sysv
 from penstock.queue.classic.device import shared_memory_key
@@ -119,12 +119,19 @@ def users_of(found: StreamInfo) -> list[str]:
     return users
 
 
-def check_unused(found: StreamInfo) -> None:
-    """Check that no process has a stream open.
+def check_unused(describe: Callable[[], StreamInfo], *, force: bool) -> None:
+    """Check that a stream exists and that no process has it open; with `force`, only the former.
 
     :raises InUse: a process has it open.
+    :raises DamagedQueue: it cannot be told who uses it.
     """
-    if users := users_of(found):
+    try:
+        found = describe()
+    except DamagedQueue:
+        if not force:
+            raise
+        return
+    if not force and (users := users_of(found)):
         raise InUse(found.url, users)
 
 
@@ -136,18 +143,21 @@ def remove_wide(path: str, *, force: bool) -> None:
 
     :raises LockTimeout: a process writes to the queue, without `force`.
     """
-    file = QueueFile.open(path, writable=True)
-    locks = LockFile(file.descriptor)
     try:
-        # Keeps new writers out; an existing one stays.
-        if not locks.try_lock(*file.writer_locks) and not force:
-            raise is_written(path, file, "end it first, or force it")
-        with storage_errors("removing", file.path):
-            Path(file.path).unlink()
-            mark(file, State.REPLACED)
-    finally:
-        locks.close()
-        file.close()
+        file = QueueFile.open(path, writable=True)
+    except DamagedQueue:
+        if not force:
+            raise
+        with storage_errors("removing", file_of(path)):
+            Path(file_of(path)).unlink()
+    else:
+        with contextlib.closing(file), contextlib.closing(LockFile(file.descriptor)) as locks:
+            # Keeps new writers out; an existing one stays.
+            if not locks.try_lock(*file.writer_locks) and not force:
+                raise is_written(path, file, "end it first, or force it")
+            with storage_errors("removing", file.path):
+                Path(file.path).unlink()
+                mark(file, State.REPLACED)
     shutil.rmtree(groups_of(path), ignore_errors=True)
     NoteFile.beside(file_of(path)).path.unlink(missing_ok=True)
 

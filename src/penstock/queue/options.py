@@ -190,7 +190,7 @@ def file_mode(value: str | int) -> int:
     except ValueError:
         mode = -1
     if not 0 <= mode <= _MOST_RIGHTS:
-        raise ValueError("is a number of chmod, as in mode=0640")
+        raise ValueError("is an octal mode, as in mode=0640")
     return mode
 
 
@@ -276,7 +276,7 @@ class GroupOptions(QueueOptions):
             raise InvalidOption(
                 "deliveries" if self.dead is None else "dead",
                 self.deliveries or self.dead,
-                "deliveries=N and dead=URL belong together: when, and where to",
+                "deliveries=N and dead=URL go together: how many attempts, and where to then",
             )
 
     def check_key(self, key: str | None) -> None:

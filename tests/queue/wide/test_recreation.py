@@ -298,3 +298,15 @@ def test_a_writer_that_comes_while_the_queue_is_replaced_writes_to_the_new_one(
         writing[0].result()
     found = list_queue(f"{queue_path}.fmq")
     assert (found.header.slots, [m.payload for m in found.messages]) == (128, [b"one"])
+
+
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_what_was_written_to_a_removed_stream_until_the_end_is_told(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_writer(f"{kind}:{tmp_path}/x") as writer:
+        writer.write(b"there")
+        for path in sorted(tmp_path.rglob("*.fmq")):
+            path.unlink()
+        writer.write(b"gone")
+    assert "was removed with all its messages; the last 2 of them" in caplog.text

@@ -59,7 +59,6 @@ class LogEndpoint(NotedAppends, Listable, Removable, Endpoint):
             url,
             READER_OPTIONS,
             "is for readers, and would do nothing here",
-            hint="a message's type is given with it: write(…, type=5), put --type 5",
         )
         return open_log_writer(url.text, folder, options)
 
@@ -90,9 +89,7 @@ class LogEndpoint(NotedAppends, Listable, Removable, Endpoint):
             remove_log,
         )
 
-        found = self.describe(url)
-        if not force:
-            check_unused(found)
+        check_unused(lambda: self.describe(url), force=force)
         remove_log(_parse(url)[0], force=force)
 
     def find(self, pattern: URL) -> set[str]:

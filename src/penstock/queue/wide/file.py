@@ -488,7 +488,7 @@ def check_header(path: str, header: bytes, file_size: int) -> Geometry:
     need("compression", f"up to {last}", holds=found["compression"] <= last)
     if both := found["state_check"]:
         word = state_word(both & 0xFFFF_FFFF)
-        need("state_check", "a state and its complement", holds=both == word)
+        need("state_check", "the state and its bitwise complement", holds=both == word)
     need("state", f"up to {max(State)}", holds=fields.state <= max(State))
     geometry = Geometry(slots, size, found["readers"])
     for field in ("slots_offset", "buffer_offset", "file_size"):

@@ -131,8 +131,8 @@ def check_wide(path: str) -> int:
                 path,
                 f"message {bad}",
                 file.geometry.slot_offset(bad),
-                "a slot that follows the one before, and the bytes of its checksum",
-                "something else",
+                "the next slot in order, and a payload of its checksum",
+                "another slot or checksum",
             )
         return file.field("head") - file.field("tail")
     finally:

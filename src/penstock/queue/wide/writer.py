@@ -308,10 +308,18 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
     def _look(self, *_: int) -> None:
         """Switch to another queue if the path does not name this one; once a second at most."""
         if not self._file.is_named():
-            since = self._messages - self._seen
-            log.warning("%s was removed, with the last %s messages in it", self.url, f"{since:,}")
+            self._tell_removed()
             self._go_over()
         self._seen = self._messages
+
+    def _tell_removed(self) -> None:
+        """Log that the queue was removed, and how much was written since the last look."""
+        since, self._seen = self._messages - self._seen, self._messages
+        log.warning(
+            "%s was removed with all its messages; the last %s of them were just written",
+            self.url,
+            f"{since:,}",
+        )
 
     def _go_over(self) -> None:
         """Switch to the queue that the path names now; recreate it if there is none."""
@@ -367,6 +375,8 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
         if self._is_closed or not self._detach(False):
             return
         self._is_closed = True
+        if self._messages > self._seen and not self._file.is_named():
+            self._tell_removed()
         if (reservation := self._reservation()) is not None:
             reservation.give_up()
         self._let_go()

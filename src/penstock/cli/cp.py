@@ -257,7 +257,7 @@ class _Playback:
             return self._earlier
         done = self._relay.statistics()
         # Not the sum of the rounds: the target counts what nobody took since it was opened.
-        return done.behind(self._earlier)._replace(untaken=done.untaken)
+        return done.plus(self._earlier)._replace(untaken=done.untaken)
 
 
 def _pause_key(

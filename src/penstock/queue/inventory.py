@@ -23,7 +23,7 @@ from penstock.queue.log.settings import SETTINGS
 from penstock.queue.log.writer_lock import LOCK, WriterLock
 from penstock.queue.notes import NoteFile
 from penstock.queue.storage import LockFile, storage_errors
-from penstock.queue.wide.creation import is_written
+from penstock.queue.wide.creation import busy_error
 from penstock.queue.wide.file import SUFFIX, QueueFile, file_of, groups_of, mark
 from penstock.queue.wide.layout import State
 
@@ -154,7 +154,7 @@ def remove_wide(path: str, *, force: bool) -> None:
         with contextlib.closing(file), contextlib.closing(LockFile(file.descriptor)) as locks:
             # Keeps new writers out; an existing one stays.
             if not locks.try_lock(*file.writer_locks) and not force:
-                raise is_written(path, file, "end it first, or force it")
+                raise busy_error(path, file, "end it first, or force it")
             with storage_errors("removing", file.path):
                 Path(file.path).unlink()
                 mark(file, State.REPLACED)

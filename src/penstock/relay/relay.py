@@ -91,7 +91,7 @@ class RelayStatistics(NamedTuple):
     #: Copied messages that no receiver took before the target was closed: see `WriterStatistics`.
     untaken: int = 0
 
-    def behind(self, earlier: RelayStatistics) -> RelayStatistics:
+    def plus(self, earlier: RelayStatistics) -> RelayStatistics:
         """Return the sum of these counters and those of an earlier relay of the same streams."""
         dropped = dict(earlier.dropped)
         for reason, count in self.dropped.items():

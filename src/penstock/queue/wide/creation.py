@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MemoryQueue",
+    "busy_error",
     "create_from_options",
     "create_queue",
-    "is_written",
     "new_header",
     "write_new_file",
 ]
@@ -229,11 +229,11 @@ def _to_be_replaced(
     locks = LockFile(old.descriptor)
     undo.callback(locks.close)
     if not locks.try_lock(*((LIVE_WRITER, 1) if writers_follow else old.writer_locks)):
-        raise is_written(path, old, "end it first; what it writes would be lost")
+        raise busy_error(path, old, "end it first; what it writes would be lost")
     return old
 
 
-def is_written(path: str, file: QueueFile, hint: str) -> LockTimeout:
+def busy_error(path: str, file: QueueFile, hint: str) -> LockTimeout:
     """Return the error for a queue that a process has open for writing."""
     is_many = HeaderFlag.MANY_WRITERS in file.flags  # the pid is that of the last one to write
     who = "a process" if is_many else f"process {file.field('writer_pid')}"

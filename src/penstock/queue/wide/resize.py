@@ -18,7 +18,7 @@ from penstock.core.message import CopiedMessage
 from penstock.core.position import Position
 from penstock.core.whole_files import open_new, sync_names
 from penstock.queue.storage import LockFile, storage_errors
-from penstock.queue.wide.creation import is_written, new_header, write_new_file
+from penstock.queue.wide.creation import busy_error, new_header, write_new_file
 from penstock.queue.wide.file import SUFFIX, Geometry, QueueFile, mark
 from penstock.queue.wide.layout import HeaderFlag, State
 from penstock.queue.wide.options import WideOptions
@@ -74,7 +74,7 @@ def writing_alone(path: str, file: QueueFile) -> Iterator[None]:
     locks = LockFile(file.descriptor)
     try:
         if not locks.try_lock(*file.writer_locks):
-            raise is_written(path, file, "end it first")
+            raise busy_error(path, file, "end it first")
         yield
     finally:
         locks.close()

@@ -227,3 +227,16 @@ def test_a_broken_call_to_java_is_told_once() -> None:
         [sys.executable, "-c", BROKEN_CALL], capture_output=True, timeout=60, check=False
     )
     assert_one_line(done, b"Py4JError")
+
+
+def test_a_stream_of_the_other_kind_is_pointed_out(tmp_path: Path) -> None:
+    fill(f"fmq:{tmp_path}/ring", 1)
+    fill(f"log:{tmp_path}/log", 1)
+    assert (
+        f"there is a queue of this name: fmq:{tmp_path}/ring"
+        in run("cat", f"log:{tmp_path}/ring").stderr.decode()
+    )
+    assert (
+        f"a log is opened as log:{tmp_path}/log"
+        in run("cat", f"fmq:{tmp_path}/log").stderr.decode()
+    )

@@ -191,7 +191,7 @@ def test_verify_names_what_is_not_whole(path: Path) -> None:
     assert done.exit_code == 1
     lines = done.stderr.splitlines()
     assert len(lines) == 2
-    assert f"{files[2]}: message 19 is damaged" in lines[0]
+    assert f"{files[2]}: message 19 is not as its writer made it" in lines[0]
     assert f"{files[4]}: " in lines[1]
     found = as_json("verify", url, code=1)
     assert (found["segments"], found["messages"]) == (6, 34)

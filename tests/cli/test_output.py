@@ -10,7 +10,7 @@ from cli.command import fill, json_lines, run
 from penstock import PenstockError
 from penstock.cli.message_text import payload_text
 from penstock.cli.output import name_losses, one_line
-from penstock.core.errors import ConfigError, ConfigErrors, PositionError, StorageError
+from penstock.core.errors import ConfigError, ConfigErrors, StorageError
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 
@@ -41,7 +41,7 @@ def test_text_that_ends_within_a_character_is_no_text() -> None:
             ConfigErrors(
                 [ConfigError("a", 1, "x", "bad"), ConfigError("a", 2, "y", "odd", hint="z")]
             ),
-            "a:1: x: bad; a:2: y: odd (z) (hint: 2 errors in all)",
+            "a:1: x: bad; a:2: y: odd (z) (hint: 2 things are to be mended)",
         ),
         (
             ConfigError("a", 1, "x", "bad"),
@@ -52,9 +52,8 @@ def test_text_that_ends_within_a_character_is_no_text() -> None:
         (OSError(5, "input/output"), "input/output (hint: --debug shows where it comes from)"),
         (
             StorageError("reading", "/x", OSError(2, "gone")),
-            "reading /x: gone (hint: check that the file and its folders exist)",
+            "reading /x: gone (hint: look at the path)",
         ),
-        (PositionError("--to start ends nothing"), "--to start ends nothing"),
         (MemoryError(), "there is not enough memory (hint: --debug shows where it comes from)"),
         (KeyError("x"), "KeyError: 'x' (hint: --debug shows where it comes from)"),
     ],

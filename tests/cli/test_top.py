@@ -116,7 +116,7 @@ def test_a_column_grows_with_what_is_in_it(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         ([], b"top needs a terminal (hint: penstock ls prints the same, once)"),
-        (["none"], b"there is no folder or stream none"),
+        (["none"], b"there is no folder and no stream none"),
         (["--decode", "x"], b"--decode takes a format"),
         (["--every", "x"], b"expected a duration"),
     ],

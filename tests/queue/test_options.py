@@ -78,7 +78,7 @@ def test_options_never_change() -> None:
         ("layout=narrow", "should be 'wide'"),
         ("compress=gzip", "gzip and bzip2 are for layout=classic"),
         ("compress=lzw", "should be 'none', 'lz4' or 'zstd'"),
-        ("mode=999", "is an octal mode"),
+        ("mode=999", "is a number of chmod"),
         ("hold=a,,b", "is a list of names"),
         ("group=a b", "should be up to 64 letters"),
         ("deliveries=0", "should be 1 or more"),

@@ -51,8 +51,8 @@ def note(text: str) -> None:
 
 #: What to do about an error of the operating system.
 _ADVICE: Final = {
-    errno.ENOENT: "check that the file and its folders exist",
-    errno.ENOTDIR: "check that the file and its folders exist",
+    errno.ENOENT: "look at the path",
+    errno.ENOTDIR: "look at the path",
     errno.EISDIR: "give a file, not a folder",
     errno.EEXIST: "something else has this name: choose another",
     errno.EFBIG: "make it smaller",
@@ -68,21 +68,20 @@ _ADVICE: Final = {
 
 def one_line(error: Exception) -> str:
     """Return an error as one line: the reason, the progress, and a hint."""
-    text, hint = str(error), "--debug shows where it comes from"
+    text, hint = str(error), None
     if isinstance(error, OSError) and error.errno is not None:
-        hint = _ADVICE.get(error.errno, hint)
+        hint = _ADVICE.get(error.errno)
     if isinstance(error, PenstockError):
+        hint = error.hint or hint
         if isinstance(error, ConfigErrors):  # which has a line for each fault
             text, hint = (
                 "; ".join(text.splitlines()),
-                f"{len(error.errors)} errors in all",
+                f"{len(error.errors)} things are to be mended",
             )
         elif isinstance(error, ConfigError):
-            hint = error.hint or "mend it in the file, then try again"
+            hint = hint or "mend it in the file, then try again"
         elif isinstance(error, InvalidOption | InvalidURL | PositionError):
-            hint = error.hint or ""  # the reason says what is allowed
-        else:
-            hint = error.hint or hint
+            hint = hint or "change it, then try again"
     elif isinstance(error, OSError):
         reason = error.strerror or str(error)
         text = f"{error.filename}: {reason}" if error.filename else reason
@@ -91,7 +90,8 @@ def one_line(error: Exception) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     said = "; ".join([text, *getattr(error, "__notes__", ())])
-    return shown(" ".join((f"{said} (hint: {hint})" if hint else said).splitlines()))
+    said = f"{said} (hint: {hint or '--debug shows where it comes from'})"
+    return shown(" ".join(said.splitlines()))
 
 
 @contextlib.contextmanager

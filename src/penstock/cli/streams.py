@@ -116,7 +116,7 @@ def found_at(place: str, *, recursive: bool = False) -> Iterator[str]:
         for url in streams_in(each, pattern, recursive=recursive, is_store=is_store)
     ]
     if not found and not glob.has_magic(place):
-        raise NotFound(f"there is no folder or stream {place}", hint="penstock ls -r DIR")
+        raise NotFound(f"there is no folder and no stream {place}", hint="penstock ls -r DIR")
     yield from found
 
 

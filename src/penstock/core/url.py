@@ -59,7 +59,7 @@ class URL:
             raise InvalidURL(
                 text,
                 "it has no scheme",
-                hint=f"write fmq:{text} for a queue, log: for a log, csv: and others for a file",
+                hint=f"for a queue, write fmq:{text}",
             )
         try:
             parts = urlsplit(text, allow_fragments=False)

@@ -190,7 +190,7 @@ def file_mode(value: str | int) -> int:
     except ValueError:
         mode = -1
     if not 0 <= mode <= _MOST_RIGHTS:
-        raise ValueError("is an octal mode, as in mode=0640")
+        raise ValueError("is a number of chmod, as in mode=0640")
     return mode
 
 

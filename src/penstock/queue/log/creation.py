@@ -23,6 +23,7 @@ from penstock.queue.log.retention import CURSORS, GROUPS
 from penstock.queue.log.segments import (
     begin_segment,
     look,
+    no_log,
     numbers_of,
     open_segment,
     path_of,
@@ -95,9 +96,7 @@ def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = Non
         deadline = time.monotonic() + options.wait
         while not numbers_of(folder):
             if time.monotonic() >= deadline:
-                raise NotFound(
-                    f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
-                )
+                raise no_log(folder)
             time.sleep(_LOOK_FOR_LOG)
     return _open(folder, options, replace=options.create is Creation.ALWAYS, anew=anew)
 

@@ -11,7 +11,7 @@ from penstock.core.interfaces import Bounds, StreamInfo
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.groups.leases import describe_groups
 from penstock.queue.log.retention import CURSORS, GROUPS
-from penstock.queue.log.segments import Segment, disk_bytes, look, numbers_of, path_of
+from penstock.queue.log.segments import Segment, disk_bytes, look, no_log, numbers_of, path_of
 from penstock.queue.log.settings import load_settings
 from penstock.queue.log.writer_lock import writer_pid
 from penstock.queue.storage import storage_errors
@@ -65,9 +65,7 @@ def list_segments(folder: Path) -> list[Listed]:
         except DamagedQueue as error:
             found.append(Listed(path, number, disk_bytes(path), None, error))
     if not found:
-        raise NotFound(
-            f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
-        )
+        raise no_log(folder)
     return found
 
 

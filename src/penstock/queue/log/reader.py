@@ -19,7 +19,7 @@ from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, check_seek
 from penstock.queue.log.index import LOOK_AGAIN, SegmentIndex, Tip
-from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
+from penstock.queue.log.segments import look, no_log, numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, load_settings
 from penstock.queue.wide.compression import CompressedReader
 from penstock.queue.wide.layout import Compression, State
@@ -594,9 +594,7 @@ def open_newest(folder: Path, patience: float) -> QueueFile:
         if damage is None and (folder / SETTINGS).exists():
             patience = max(patience, _BEING_MADE)
         if time.monotonic() - began >= patience:
-            raise damage or NotFound(
-                f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
-            )
+            raise damage or no_log(folder)
         time.sleep(_LOOK_FOR_LOG)
 
 

@@ -434,7 +434,7 @@ def _check(listed: Listed) -> Checked | None:
 
         bad = first_bad(file)
         if bad is not None and bad >= file.field("tail"):
-            faults = (f"message {bad} is damaged: its slot or its checksum is wrong",)
+            faults = (f"message {bad} is not as its writer made it",)
     finally:
         file.close()
     return Checked(listed.path, listed.first, segment.count, segment.used, faults)

@@ -9,6 +9,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
@@ -32,7 +33,6 @@ from penstock.queue.wide.layout import HEADER, PAGE, SLOT, HeaderFlag, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from penstock.queue.log.settings import Settings
     from penstock.queue.wide.layout import Slot
@@ -44,6 +44,7 @@ __all__ = [
     "evict",
     "is_log",
     "look",
+    "no_log",
     "numbers_of",
     "open_segment",
     "path_of",
@@ -91,6 +92,14 @@ class Segment:
     @property
     def count(self) -> int:
         return self.head - self.tail
+
+
+def no_log(folder: Path) -> NotFound:
+    """Return the error for a path where no log is."""
+    hint = f"create it: penstock create log:{folder}"
+    if Path(f"{folder}{SUFFIX}").exists():
+        hint = f"there is a queue of this name: fmq:{folder}"
+    return NotFound(f"there is no log at {folder}", hint=hint)
 
 
 def path_of(folder: Path, first: int) -> Path:

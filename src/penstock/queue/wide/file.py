@@ -275,9 +275,10 @@ class QueueFile:
         try:
             descriptor = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise NotFound(
-                f"there is no queue at {path}", hint=f"create it with: penstock create fmq:{path}"
-            ) from None
+            hint = f"create it with: penstock create fmq:{path}"
+            if os.path.isdir(path):  # noqa: PTH112 - as `os.open`
+                hint = f"it is a folder: a log is opened as log:{path}"
+            raise NotFound(f"there is no queue at {path}", hint=hint) from None
         except OSError as error:
             raise storage_error("opening", file, error) from error
         try:

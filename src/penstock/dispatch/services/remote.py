@@ -112,7 +112,7 @@ class RemoteTopics:
         return wish is not None and wish.is_wanted and wish.status is not None
 
     def note_notified(self, topic: UUri, status: SubscriptionStatus) -> None:
-        """Note what the other side notified, in case that the answer to the call comes later."""
+        """Note what the other side notified, in case the answer to the call comes later."""
         wish = self._wishes.get(topic)
         if wish is not None:
             wish.notified = status
@@ -213,7 +213,8 @@ class RemoteTopics:
             wish.attempts += 1
             wish.due = self._clock.monotonic() + _BACKOFF.delay(wish.attempts, self._rng)
             return None
-        if status == SubscriptionStatus.SUBSCRIBE_PENDING and wish.notified is not None:
+        is_pending = status == SubscriptionStatus.SUBSCRIBE_PENDING
+        if is_pending and wish.notified == SubscriptionStatus.SUBSCRIBED:
             status = wish.notified
         answered = None
         if wish.is_wanted and status != SubscriptionStatus.UNSUBSCRIBED:

@@ -353,6 +353,7 @@ class USubscription(Service):
         if topic.authority_name != source.authority_name or self._is_own(topic):
             return  # it speaks for its own topics only
         status = SubscriptionStatus(change.status)
+        self._remote.note_notified(topic, status)
         if status == _SUBSCRIBED and self._remote.is_answered(topic):
             self._restate(self.table.of_topic(topic), status, self._remote.granted(topic))
         elif status == _UNSUBSCRIBED and self.table.of_topic(topic):

@@ -310,7 +310,10 @@ class USubscription(Service):
             self._end(self.table.expired(now_ms))
 
     def _following(self, topic: UUri, those: Iterable[Subscription]) -> Wishes:
-        """Return what changes at the uSubscription of a topic's authority with these here."""
+        """Return the change of our own subscription at the topic's authority.
+
+        :param those: the only subscribers of the topic here
+        """
         if self._is_own(topic):
             return {}
         return self._remote.following(topic, [one.sample_period_ms for one in those])

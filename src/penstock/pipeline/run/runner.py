@@ -12,11 +12,12 @@ import time
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import Tended
 from penstock.core.endpoints import describe, endpoint_of, identity, open_writer, remove
-from penstock.core.errors import NotFound, PenstockError
+from penstock.core.errors import NotFound, PenstockError, Unsupported
 from penstock.core.units import format_duration
 from penstock.core.url import URL
 from penstock.pipeline.graph.check import check_functions, python_folders
@@ -573,8 +574,13 @@ def _drops_reasons(url: str) -> bool:
         drops = "attributes" in writer.cannot_carry
         raise _OnlyAsked
     if drops and is_new:
-        with suppress(PenstockError):
+        try:
             remove(url)
+        except Unsupported:  # such as files of pulses, of which there is only a folder yet
+            with suppress(OSError):
+                Path(str(identity(url).path)).rmdir()
+        except PenstockError:
+            pass
     return drops
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import StreamInfo
 
-__all__ = ["add_to", "is_delicate", "shared_by"]
+__all__ = ["add_to", "shared_by", "writer_waits_for_reader"]
 
 #: Messages per read.
 _AT_ONCE = 1000
@@ -156,21 +156,21 @@ def _watcher(url: str, *, look: bool) -> _Watcher:
     except NotFound:
         if look:
             raise  # else the reader may be told to wait for it
-    if seen is not None and (look or is_delicate(seen)):
+    if seen is not None and (look or writer_waits_for_reader(seen)):
         if not look:
-            _note_delicate(seen)
+            _note_only_looked_at(seen)
         return _Looking(url, seen)
     # A stream on another machine cannot say how its messages are stored.
     can_look = can_look and (seen is None or seen.buffer_size > 0)
     return _Reading(url, seen, can_look=can_look)
 
 
-def is_delicate(seen: StreamInfo) -> bool:
+def writer_waits_for_reader(seen: StreamInfo) -> bool:
     """Tell whether reading would unblock the writer, which waits for its one reader."""
     return seen.layout == "classic" and bool(seen.blocking)
 
 
-def _note_delicate(seen: StreamInfo) -> None:
+def _note_only_looked_at(seen: StreamInfo) -> None:
     note(f"penstock: the writer of {seen.url} waits for its reader: it is only looked at")
 
 
@@ -228,8 +228,8 @@ class _Reading(_Watcher):
         seconds, self._began = now - self._began, now
         seen = self._look()
         _, stored = self._stored.since_last(seen)
-        if seen is not None and is_delicate(seen):
-            _note_delicate(seen)
+        if seen is not None and writer_waits_for_reader(seen):
+            _note_only_looked_at(seen)
             self.close()
             self._instead = _Looking(self._stored.url, seen)
         return _Sample(

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Header, Static
 
 from penstock.cli.cat import open_at
 from penstock.cli.message_text import message_line, payload_text
-from penstock.cli.mon import is_delicate, shared_by
+from penstock.cli.mon import shared_by, writer_waits_for_reader
 from penstock.cli.streams import Listed, found_at, look_at
 from penstock.core.capabilities import AppendOnce
 from penstock.core.endpoints import describe, endpoint_of
@@ -301,7 +301,9 @@ def _open_last(url: str) -> Reader:
     Nor may it take messages from those who share them.
     """
     endpoint = endpoint_of(url)
-    if not isinstance(endpoint, AppendOnce) or not (shared_by(url) or is_delicate(describe(url))):
+    if not isinstance(endpoint, AppendOnce) or not (
+        shared_by(url) or writer_waits_for_reader(describe(url))
+    ):
         return open_at(url, _LAST)
     reader = endpoint.reread(URL.parse(url))
     try:

@@ -371,9 +371,10 @@ class Outlet:
             self._tell_of_expiry([item.expires_at_ms for item in items])
 
     def _release_callers(self, gone: Sequence[Item]) -> None:
-        """Let the calls pass that waited behind one of a stopped method, which is gone.
+        """Unblock callers whose request to a stopped method has left the queue.
 
-        They may be for other methods; all other messages of one source are of one topic.
+        Only requests need this: one caller may call several methods; any other source sends on one
+        topic.
         """
         callers = {item.source for item in gone if item.type == UMessageType.REQUEST}
         if not callers:

@@ -329,7 +329,9 @@ class Outlets:
 
     def books(self) -> tuple[OutboxBooks, OutboxBooks]:
         """Return the sums of the counters of all outboxes, now and when they were opened."""
-        with self._counting:  # all of one moment: an outbox makes us wait while it is retired
+        # One snapshot. The books of an outbox are read outside the lock, as its own lock is held
+        # while it is retired.
+        with self._counting:
             outlets, retired, before = self.all(), self._retired, self._retired_before
         damaged = self._common.damaged
         lost = NO_COPIES._replace(stored=damaged, damaged=damaged)

@@ -61,7 +61,7 @@ _TEXT: Final = 32
 _LITTLE: Final = 1 << 20
 #: Bytes of a radar's name in that of a file, and letters of a field's.
 _LONGEST: Final = 120
-#: What NetCDF says of every error below it.
+#: NetCDF's message for any error of HDF5 or the operating system.
 _REFUSED_BY_SYSTEM: Final = "HDF error"
 _NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 

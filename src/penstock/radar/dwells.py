@@ -238,7 +238,7 @@ def _tail(data: NDArray[np.uint8], pulses: Pulses, done: int) -> bytes:
     """Return what has to be remembered of packets whose first `done` pulses are in beams.
 
     That is the state of the radar, the other pulses, and what tells of them and of those to come:
-    changes of the state and notices. Of what is said again, and of damage, nothing stays.
+    changes of the state and notices. Repeated metadata and damaged bytes are left out.
     """
     place, state = 0, pulses.states[0]
     if done:

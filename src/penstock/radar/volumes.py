@@ -462,7 +462,7 @@ _Key: TypeAlias = tuple[str | None, int | None]
 
 
 @dataclass
-class _Turn:
+class _CurrentVolume:
     """One of the volumes that have the same radar and number, one after the other."""
 
     volume: int
@@ -477,18 +477,20 @@ def _volumes_of(rays: Iterable[_Ray], begun: set[_Key]) -> Iterator[int]:
     followed by one that starts. But Spark may append the parts of one volume in another order:
     then the start is older than the end, and the only one.
     """
-    turns: dict[_Key, _Turn] = {}
+    volumes: dict[_Key, _CurrentVolume] = {}
     count = itertools.count()
     for ray in rays:
         key = (ray.radar, ray.number)
-        turn = turns.get(key)
-        has_start = turn is None and key in begun
-        is_next = turn is not None and turn.last.ends and ray.starts
-        if turn is None or (is_next and (turn.has_start or turn.last.time_ns < ray.time_ns)):
-            turn = turns[key] = _Turn(next(count), has_start, last=ray)
-        turn.has_start |= ray.starts
-        turn.last = ray
-        yield turn.volume
+        current = volumes.get(key)
+        has_start = current is None and key in begun
+        is_next = current is not None and current.last.ends and ray.starts
+        if current is None or (
+            is_next and (current.has_start or current.last.time_ns < ray.time_ns)
+        ):
+            current = volumes[key] = _CurrentVolume(next(count), has_start, last=ray)
+        current.has_start |= ray.starts
+        current.last = ray
+        yield current.volume
 
 
 def _free_path(wanted: Path, unfinished: Path) -> Path:

@@ -291,6 +291,23 @@ def test_what_is_pending_elsewhere_is_pending_here_until_a_notification(tmp_path
     here.close()
 
 
+@pytest.mark.parametrize(
+    ("notified", "status_here"),
+    [([SUBSCRIBED], SUBSCRIBED), ([SUBSCRIBED, UNSUBSCRIBED], PENDING)],
+)
+def test_a_notification_that_overtakes_the_answer_pending_counts(
+    tmp_path: Path, notified: list[SubscriptionStatus], status_here: SubscriptionStatus
+) -> None:
+    here = ServiceBus(tmp_path / "state")
+    alice = here.entity(0x20)
+    here.subscribe(alice, TOPIC)
+    for said in notified:
+        _notify_of(here, said)
+    _answer_with(here, PENDING)
+    assert [one.status for one in here.table] == [status_here]
+    here.close()
+
+
 def test_what_is_pending_elsewhere_is_pending_and_asked_for_again_after_a_restart(
     tmp_path: Path,
 ) -> None:

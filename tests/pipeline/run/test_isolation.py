@@ -28,6 +28,7 @@ Driver stacktrace:"""
                 ("check(order)", "ValueError: order 7 was cancelled"),
                 ("check(pump)", "stages.Alarm: pump 3: emergency shutdown"),
                 ("check(bin)", "ValueError: No space left in bin 4"),
+                ("check(bin)", "stages.BinIOException: bin 4: No space left"),
                 ("if order.is_cancelled and shutdown:  # OutOfMemory", "KeyError: 'dbz'"),
                 ("run(job)", "ValueError: two lines\nJob 4 cancelled"),
                 ("run(job)", "OSError: [Errno 2] No space left on device"),
@@ -51,6 +52,14 @@ def test_what_a_function_or_sql_raises_is_of_a_row(said: str) -> None:
         "[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group 1 SQLSTATE: XXKDA",
         "[WRITING_JOB_ABORTED] aborted: TaskKilled (Stage cancelled: Job 3 ...)",
         "java.io.IOException: No space left on device",
+        (
+            "[TASK_WRITE_FAILED] Task failed while writing rows.\n"
+            "Caused by: java.nio.file.FileSystemException: /tmp/0c: No space left on device"
+        ),
+        (
+            "[CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] Cannot commit.\nCaused by: "
+            "org.rocksdb.RocksDBException: While appending to file: /1.sst: No space left on device"
+        ),
         TRACEBACK.format("open(path)", "OSError: [Errno 28] No space left on device: '/tmp/x'"),
         TRACEBACK.format(
             "writer.flush()",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from penstock import create, open_reader, open_writer
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import run
 from penstock.pipeline.run.queries import _Batches
+from penstock.pipeline.source.loss_reports import note_delivered
 from support.spark_lives import environment, kill_session
 from support.spark_streams import fill, numbers
 
@@ -101,6 +103,59 @@ def test_what_was_delivered_before_an_outage_is_not_lost_when_the_query_is_start
     assert outcome.queries[0].restarts == 1
     assert numbers(f"log:{tmp_path}/out") == [*range(60), *range(196, 260)]
     assert outcome.lost == 196 - 60
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("failure", "restarts"),
+    [
+        (ConnectionResetError("the other machine is down"), 2),
+        (OSError("Python worker failed to connect back"), 1),
+    ],
+    ids=["outage", "slow start"],
+)
+def test_a_query_waits_for_room_on_a_full_disk_before_it_is_started_again(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: OSError,
+    restarts: int,
+) -> None:
+    url = f"fmq:{tmp_path}/q"
+    fill(url, range(60))
+    write = _Batches.write
+    failures = iter([failure])
+    full_disks = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+
+    def fail_once(self: _Batches, *batch: Any) -> None:
+        write(self, *batch)
+        for error in failures:
+            raise error
+
+    def find_a_full_disk_once(*note: Any) -> None:
+        for error in full_disks:
+            raise error
+        note_delivered(*note)
+
+    monkeypatch.setattr(_Batches, "write", fail_once)
+    monkeypatch.setattr("penstock.pipeline.run.loss_book.note_delivered", find_a_full_disk_once)
+    pipeline = (
+        Pipeline("p")
+        .source("a", url=url, failOnDataLoss=False)
+        .sink("out", from_="a", url=f"log:{tmp_path}/out", mode="update")
+        .with_settings(restart={"initial": "10ms", "max_attempts": 2})
+    )
+    said: list[str] = []
+    outcome = run(
+        plan(pipeline),
+        spark=spark,
+        checkpoint=str(tmp_path / "checkpoints"),
+        once=True,
+        say=said.append,
+    )
+    assert "No space left on device; it is started again" in said[-1]
+    assert (outcome.queries[0].restarts, outcome.lost) == (restarts, 0)
+    assert numbers(f"log:{tmp_path}/out") == [*range(60)]
 
 
 class Writer:

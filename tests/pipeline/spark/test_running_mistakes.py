@@ -71,7 +71,10 @@ def test_a_master_of_no_kind_is_said_before_spark_is_started(here: Path) -> None
         run(plan(pipeline), master="sprak://host:7077", checkpoint=str(here / "checkpoints"))
 
 
-@pytest.mark.parametrize("target", ["fmq:{}/dead?layout=classic", "mcap:{}/dead.mcap"])
+@pytest.mark.parametrize(
+    "target",
+    ["fmq:{}/dead?layout=classic", "mcap:{}/dead.mcap", "iwrf:{}/dead", "iwrf+fmq:{}/dead"],
+)
 def test_dead_letters_into_a_stream_that_keeps_no_reasons_are_refused_before_spark_is_started(
     here: Path, target: str
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -67,6 +69,25 @@ def test_datagrams_wait_for_a_reader_that_is_slow() -> None:
         until(lambda: reader.statistics().backlog + reader.statistics().lost == 1000)
         assert sum(len(reader.read_many(64)) for _ in range(20)) == 1000
         assert reader.statistics().lost == 0
+
+
+def test_datagrams_that_come_while_a_reader_is_closed_are_in_its_statistics() -> None:
+    is_over = threading.Event()
+    with reader_at() as reader:
+
+        def produce() -> None:
+            while not is_over.wait(0.001):
+                with contextlib.suppress(ConnectionRefusedError):  # it was closed
+                    send(reader.port, *(STATUS for _ in range(20)))
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        until(lambda: len(reader.read_many(100, 0.1)) > 0)
+    is_over.set()
+    producer.join()
+    books, kernel = reader.statistics(), reader._server.statistics()
+    assert books.lost > 0
+    assert books.messages + books.backlog + books.lost == kernel.received + kernel.dropped
 
 
 def test_a_writer_sends_what_a_forwarder_would() -> None:

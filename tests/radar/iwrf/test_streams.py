@@ -19,7 +19,14 @@ import pytest
 
 from cli.command import run
 from penstock.core.capabilities import Replayable
-from penstock.core.endpoints import describe, identity, open_reader, open_writer
+from penstock.core.endpoints import (
+    create,
+    describe,
+    identity,
+    open_reader,
+    open_writer,
+    remove,
+)
 from penstock.core.errors import (
     ConnectionLost,
     InvalidURL,
@@ -27,6 +34,7 @@ from penstock.core.errors import (
     NotFound,
     PositionError,
     StorageError,
+    Unsupported,
     WriteTimeout,
 )
 from penstock.core.overflow import DropReason
@@ -578,6 +586,14 @@ def test_a_message_of_something_else_is_lost_with_a_reason(tmp_path: Path) -> No
 
 def test_a_queue_has_the_identity_of_the_queue_that_it_is(tmp_path: Path) -> None:
     assert identity(f"iwrf+fmq:{tmp_path}/q?parts=5") == identity(f"fmq:{tmp_path}/q")
+
+
+def test_a_queue_of_pulses_is_removed_unless_it_is_on_another_machine(tmp_path: Path) -> None:
+    create(f"iwrf+fmq:{tmp_path}/q")
+    remove(f"iwrf+fmq:{tmp_path}/q?parts=5")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(Unsupported, match="iwrf\\+fmqp: cannot be removed from here"):
+        remove("iwrf+fmqp://127.0.0.1:1/q")
 
 
 # --- TCP ------------------------------------------------------------------------------------------

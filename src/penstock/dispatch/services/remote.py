@@ -47,6 +47,8 @@ class Wish:
     attempts: int = 0
     due: float = 0.0
     reqid: UUID7 | None = None
+    #: What the other side notified since the call: it may overtake the answer.
+    notified: SubscriptionStatus | None = None
 
     @property
     def is_granted(self) -> bool:
@@ -109,6 +111,12 @@ class RemoteTopics:
         wish = self._wishes.get(topic)
         return wish is not None and wish.is_wanted and wish.status is not None
 
+    def note_notified(self, topic: UUri, status: SubscriptionStatus) -> None:
+        """Note what the other side notified, in case the answer to the call comes later."""
+        wish = self._wishes.get(topic)
+        if wish is not None:
+            wish.notified = status
+
     def granted(self, topic: UUri) -> Wishes:
         """Return what changes when the other side grants what was pending there."""
         if self.is_granted(topic):
@@ -158,7 +166,7 @@ class RemoteTopics:
             if wish.reqid is not None:  # the last call timed out
                 wish.attempts += 1
             call = self._call(wish)
-            wish.reqid = call.attributes.id
+            wish.reqid, wish.notified = call.attributes.id, None
             # The dispatcher answers for a silent receiver; this timeout covers its crash.
             wish.due = now + CALL_TIMEOUT + _BACKOFF.delay(wish.attempts + 1, self._rng)
             calls.append(call)
@@ -205,6 +213,9 @@ class RemoteTopics:
             wish.attempts += 1
             wish.due = self._clock.monotonic() + _BACKOFF.delay(wish.attempts, self._rng)
             return None
+        is_pending = status == SubscriptionStatus.SUBSCRIBE_PENDING
+        if is_pending and wish.notified == SubscriptionStatus.SUBSCRIBED:
+            status = wish.notified
         answered = None
         if wish.is_wanted and status != SubscriptionStatus.UNSUBSCRIBED:
             answered = Wish(wish.topic, is_wanted=True, period_ms=wish.period_ms, status=status)

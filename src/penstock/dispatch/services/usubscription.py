@@ -310,7 +310,10 @@ class USubscription(Service):
             self._end(self.table.expired(now_ms))
 
     def _following(self, topic: UUri, those: Iterable[Subscription]) -> Wishes:
-        """Return what changes at the uSubscription of a topic's authority with these here."""
+        """Return the change of our own subscription at the topic's authority.
+
+        :param those: the only subscribers of the topic here
+        """
         if self._is_own(topic):
             return {}
         return self._remote.following(topic, [one.sample_period_ms for one in those])
@@ -353,6 +356,7 @@ class USubscription(Service):
         if topic.authority_name != source.authority_name or self._is_own(topic):
             return  # it speaks for its own topics only
         status = SubscriptionStatus(change.status)
+        self._remote.note_notified(topic, status)
         if status == _SUBSCRIBED and self._remote.is_answered(topic):
             self._restate(self.table.of_topic(topic), status, self._remote.granted(topic))
         elif status == _UNSUBSCRIBED and self.table.of_topic(topic):

@@ -183,10 +183,9 @@ def _save_beginning(folder: Path, starts: Mapping[str, Mapping[str, tuple[int, i
 def _starts_now(
     source: Source, starts: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Return where a source starts, by the epochs and numbers that its streams have now.
+    """Translate noted starts to the present epochs.
 
-    All of a stream is new that was created anew since the start was noted. One that is gone is
-    left out.
+    A stream that was recreated starts at its oldest message; one that is gone is left out.
     """
     noted = {identity(url): at for url, at in starts.items()}
     streams = Streams(source.urls)

@@ -41,7 +41,7 @@ _OF_SPARK: Final = re.compile(
     r"|ExecutorLost|FetchFailed"
     r"|Job \d+ cancelled|Stage cancelled|Stage \d+ was cancelled"
     r"|SparkContext (was|has been) shut ?down|CANNOT_OPEN_SOCKET|OutOfMemoryError"
-    r"|IOException: No space left|\[INTERNAL_ERROR|\[FAILED_READ_FILE",
+    r"|(IO|FileSystem|RocksDB)Exception: .*No space left|\[INTERNAL_ERROR|\[FAILED_READ_FILE",
 )
 #: Errors at the end of a Python traceback that no row causes: a full disk, or no memory.
 _OF_MACHINE: Final = re.compile(

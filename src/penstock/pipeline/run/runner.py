@@ -12,11 +12,12 @@ import time
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import Tended
 from penstock.core.endpoints import describe, endpoint_of, identity, open_writer, remove
-from penstock.core.errors import NotFound, PenstockError
+from penstock.core.errors import NotFound, PenstockError, Unsupported
 from penstock.core.units import format_duration
 from penstock.core.url import URL, is_loopback
 from penstock.pipeline.graph.check import check_functions, python_folders
@@ -352,7 +353,7 @@ class _Run:
         """Restart a query that failed for a temporary reason; tell whether it will run again."""
         if not self._was_too_slow(name, failure):
             return self._waits_for(name, failure)
-        self._queries[name] = self._begun(self._prepared[name])
+        self._start_again(name)
         return True
 
     def _was_too_slow(self, name: str, failure: Exception) -> bool:
@@ -407,13 +408,18 @@ class _Run:
         del self._due[name]
         self._watches[name].start_again()
         self._tell(name)
+        self._start_again(name)
+
+    def _start_again(self, name: str) -> None:
+        """Start a query that had failed; if an outage prevents that, it waits for the next try."""
         try:
             self._queries[name] = self._begun(self._prepared[name])
-        except PenstockError:
-            raise
         except Exception as error:
-            if not self._waits_for(name, error):
-                raise QueryFailed.of(name, error) from error
+            if self._waits_for(name, error):
+                return
+            if isinstance(error, PenstockError) or _death_of(self._spark, error) is not None:
+                raise
+            raise QueryFailed.of(name, error) from error
 
     def _tell(self, name: str) -> None:
         self._on_progress(self._watches[name].now)
@@ -567,8 +573,13 @@ def _drops_reasons(url: str) -> bool:
         drops = "attributes" in writer.cannot_carry
         raise _OnlyAsked
     if drops and is_new:
-        with suppress(PenstockError):
+        try:
             remove(url)
+        except Unsupported:  # such as files of pulses, of which there is only a folder yet
+            with suppress(OSError):
+                Path(str(identity(url).path)).rmdir()
+        except PenstockError:
+            pass
     return drops
 
 

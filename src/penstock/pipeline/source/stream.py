@@ -498,6 +498,11 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
                 self._holders.done(self._streams.place(url), offset.epoch, offset.end)
 
     def stop(self) -> None:
+        """Stop the copies of live streams, and close everything.
+
+        Messages that were lost before the log since the last batch are only logged here: the count
+        file beside the log makes the next life of the query count them.
+        """
         if self._holders is not None:
             self._holders.close()
         self._streams.stop_copies()

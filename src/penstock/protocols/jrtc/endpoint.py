@@ -127,8 +127,8 @@ def _parse(url: URL) -> tuple[str, int, UrlOptions]:
 class DatagramReader(Reader):
     """Reads the datagrams that forwarders send here, with their stream ids.
 
-    A thread receives them also while nobody reads. Datagrams that the kernel drops count as lost;
-    malformed ones count as filtered.
+    A thread receives them also while nobody reads. Datagrams that the kernel drops, and those that
+    come while the reader is being closed, count as lost; malformed ones count as filtered.
     """
 
     cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
@@ -197,7 +197,7 @@ class DatagramReader(Reader):
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
-            lost=self._server.statistics().dropped,
+            lost=self._server.statistics().dropped + self._server.unhandled,
             filtered=self._filtered,
             restarts=0,
             next_seq=self._messages,

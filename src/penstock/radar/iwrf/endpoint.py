@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.capabilities import Removable
 from penstock.core.endpoints import Endpoint, Identity, endpoint_of
-from penstock.core.errors import InvalidURL, PositionError
+from penstock.core.errors import InvalidURL, PositionError, Unsupported
 from penstock.core.interfaces import StreamInfo
 from penstock.core.options import parse_options
 from penstock.core.overflow import DropReason
@@ -86,7 +87,7 @@ def _path(url: URL) -> Path:
     return Path(url.path)
 
 
-class IwrfQueueEndpoint(Endpoint):
+class IwrfQueueEndpoint(Endpoint, Removable):
     """`iwrf+fmq:PATH` and `iwrf+fmqp://host:port/path`: packets in LROSE's queues."""
 
     def open_reader(self, url: URL, start: Position) -> Reader:
@@ -109,6 +110,16 @@ class IwrfQueueEndpoint(Endpoint):
         inner, _ = _split(url)
         inner = URL.parse(_without_options(inner), _made_with(inner))
         endpoint_of(inner).create(inner, replace=replace)
+
+    def remove(self, url: URL, *, force: bool = False) -> None:
+        inner, _ = _split(url)
+        endpoint = endpoint_of(inner)
+        if not isinstance(endpoint, Removable):
+            raise Unsupported(
+                f"{url.scheme}: cannot be removed from here ({url})",
+                hint="remove it where it is kept",
+            )
+        endpoint.remove(inner, force=force)
 
     def identity(self, url: URL) -> Identity:
         inner, _ = _split(url)

@@ -77,7 +77,7 @@ class IwrfTcpReader(PacketReader):
         self._address = (host, port)
         self._options = options
         self._rest = np.empty(0, np.uint8)
-        self._has_ended = self._is_end_told = False
+        self._has_ended = self._end_was_raised = False
         self._socket = self._connected()
 
     def _connected(self) -> socket.socket:
@@ -103,13 +103,13 @@ class IwrfTcpReader(PacketReader):
         :raises ConnectionLost: the server has gone; the next call reconnects.
         """
         self._check_open()
-        if self._is_end_told:
+        if self._end_was_raised:
             self._socket.close()
             self._socket = self._connected()
-            self._has_ended = self._is_end_told = False
+            self._has_ended = self._end_was_raised = False
         batch = super()._take_batch(limit)
         if self._has_ended and not batch.num_rows:
-            self._is_end_told = True
+            self._end_was_raised = True
             raise ConnectionLost(self._server, "it has ended the connection")
         return batch
 

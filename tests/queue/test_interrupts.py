@@ -119,6 +119,28 @@ def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
             assert after.lost == 0, where
 
 
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("by", ["one", "many", "batch", "available", "view"])
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_signal_handler_may_close_the_reader_at_any_line_and_exit(
+    tmp_path: Path, kind: str, by: str, step: int
+) -> None:
+    if by == "view" and (kind == "classic" or "compressed" in kind):
+        pytest.skip("its messages cannot be used in place")
+    url = SMALL[kind].format(tmp_path)
+    with open_writer(url) as writer:
+        writer.write_many([b"a"] * 20)
+    for line in itertools.count(1, step):
+        with open_reader(url.partition("?")[0]) as reader:
+            try:
+                with interrupted_at_line(line, "penstock/queue", reader.close):
+                    take(reader, by, [])
+            except Interrupted:
+                assert reader.statistics().lost == 0
+            else:
+                return
+
+
 @pytest.mark.parametrize(
     "wait",
     [lambda r: r.read(20), lambda r: r.read_many(9, 20), lambda r: r.read_batch(9, 20)],

@@ -100,7 +100,8 @@ class LogReader(WideReader):
             self._read_from(file)
             self._next, self._file, self._path = next_seq, file, path
         except BaseException:  # also a signal: it goes on in the one that it has
-            self._read_from(old)
+            if not self._is_closed:
+                self._read_from(old)
             self._next, self._epoch, self._epochs, self._restarts = before
             raise
         if old is not file:
@@ -346,10 +347,11 @@ class LogReader(WideReader):
             return
         end = self._next
         super()._put_back()
-        if self._next >= self._file.field("first_seq"):
+        if self._is_closed or self._next >= self._file.field("first_seq"):
             return
         if self._file.is_named():
-            self._seek_segment(self._next)
+            with suppress(PenstockError):  # what interrupted the call is raised
+                self._seek_segment(self._next)
         else:  # the earlier segments are gone
             self._lose(self._next, end - 1, DropReason.RECREATED)
             self._next = end

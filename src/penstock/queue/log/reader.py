@@ -276,11 +276,19 @@ class LogReader(WideReader):
         return 0
 
     def end_here(self) -> int:
-        if self._file.is_named():
+        if self._is_at_its_path():
             end = self._end()
-            if self._file.is_named():  # otherwise it may be the end of another log
+            if self._is_at_its_path():  # otherwise it may be the end of another log
                 return end
         return self._end_of_previous()
+
+    def _is_at_its_path(self) -> bool:
+        """Tell whether its path still names this log; retention may have removed the segment."""
+        if self._file.is_named():
+            return True
+        with suppress(NotFound, DamagedQueue):
+            return self._is_of_this_log(look(self._index.folder, self._index.oldest()).epoch)
+        return False
 
     def bounds(self) -> Bounds:
         self._check_open()

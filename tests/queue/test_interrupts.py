@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,14 +16,17 @@ import penstock.core.batch
 import penstock.queue.wide.arrow  # noqa: F401 - imported late, its lines would be interrupted
 from penstock import open_reader, open_writer
 from penstock.core.endpoints import remove
+from penstock.core.interfaces import Writer
+from penstock.core.statistics import LoggedLosses
 from penstock.queue.classic import writer as classic_writer
 from penstock.queue.classic.watch import Sleeper
 from penstock.queue.classic.writer import ClassicWriter
+from penstock.queue.log.endpoint import trim_log
+from penstock.queue.log.retention import Limits
 from support.interruption import Interrupted, interrupted_after, interrupted_at_line, take
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from contextlib import AbstractContextManager
 
     from penstock.core.interfaces import Reader
     from penstock.core.message import Message
@@ -139,6 +144,125 @@ def test_a_signal_handler_may_close_the_reader_at_any_line_and_exit(
                 assert reader.statistics().lost == 0
             else:
                 return
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+def overwrite(_url: str, writer: Writer) -> int:
+    writer.write_many([b"b"] * 80)
+    return 88
+
+
+def remove_segments(url: str, writer: Writer) -> int:
+    writer.write_many([b"b"] * 32)
+    trim_log(url, Limits(before_seq=24))
+    return 40
+
+
+def create_log_anew(url: str, _writer: Writer) -> int:
+    remove(url, force=True)
+    with open_writer(f"{url}?segment=64k&segment_slots=8&sync=none") as new:
+        new.write_many([b"new"] * 5)
+    return 13
+
+
+def damage_message(url: str, _writer: Writer) -> int:
+    path = Path(f"{url.partition(':')[2]}.fmq")
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(b"message 5"))
+        file.write(b"another")
+    return 8
+
+
+def damage_segment(url: str, writer: Writer) -> int:
+    writer.write_many([b"b"] * 16)
+    with sorted(Path(url.partition(":")[2]).glob("*.fmq"))[1].open("r+b") as file:
+        file.write(bytes(4096))
+    return 24
+
+
+#: What 8 messages are written to, how they are read, and what happens before that: it returns how
+#: many messages there were in all.
+LOSSES: dict[str, tuple[str, str, Callable[[str, Writer], int]]] = {
+    "ring": ("fmq:{}/queue?slots=16&size=64k", "", overwrite),
+    "ring, newest": ("fmq:{}/queue?slots=16&size=64k", "resume=newest", overwrite),
+    "ring, damaged": ("fmq:{}/queue?slots=16&size=64k&crc=true", "damaged=skip", damage_message),
+    "log": ("log:{}/log?segment=64k&segment_slots=8&sync=none", "", remove_segments),
+    "log, newest": (
+        "log:{}/log?segment=64k&segment_slots=8&sync=none",
+        "resume=newest",
+        remove_segments,
+    ),
+    "log, damaged": (
+        "log:{}/log?segment=64k&segment_slots=8&sync=none",
+        "damaged=skip",
+        damage_segment,
+    ),
+    "log, anew": ("log:{}/log?segment=64k&segment_slots=16&sync=none", "", create_log_anew),
+    "classic": ("fmq:{}/queue?layout=classic&slots=16&size=64k", "", overwrite),
+}
+
+
+def read_with_losses(
+    folder: Path, kind: str, by: str, interruption: AbstractContextManager[object]
+) -> bool:
+    """Read what has losses, each of which counts once; tell whether it was interrupted."""
+    url, options, happen = LOSSES[kind]
+    folder.mkdir()
+    url = url.format(folder)
+    plain = url.partition("?")[0]
+    is_interrupted, where, found = False, "", list[int]()
+    with open_writer(url) as writer:
+        writer.write_many(b"message %d" % number for number in range(8))
+        with open_reader(f"{plain}?{options}") as reader:
+            reader.seek("start")
+            total = happen(plain, writer)
+            try:
+                with interruption:
+                    reader.bounds()
+                    take(reader, by, found)
+            except Interrupted as place:
+                is_interrupted, where = True, f"at {place}"
+            reader.bounds()
+            take(reader, "many", found)
+            books = reader.statistics()
+    assert books.messages == len(found), where
+    assert sum(loss.count for loss in books.losses) == books.lost, where
+    assert books.messages + books.lost == total, where
+    assert books.lost > 0
+    return is_interrupted
+
+
+@contextmanager
+def interrupted_as_it_logs_a_loss() -> Iterator[None]:
+    def interrupt(*_: object, **__: object) -> None:
+        patch.undo()  # as a signal: once
+        raise Interrupted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoggedLosses, "tell", interrupt)
+        yield
+
+
+@pytest.mark.parametrize("by", ["one", "many", "batch"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_is_counted_once_if_a_signal_comes_as_it_is_logged(
+    tmp_path: Path, kind: str, by: str
+) -> None:
+    assert read_with_losses(tmp_path / "streams", kind, by, interrupted_as_it_logs_a_loss())
+
+
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("by", ["many", "batch"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_is_counted_once_if_a_signal_comes_at_any_line(
+    tmp_path: Path, kind: str, by: str, step: int
+) -> None:
+    for line in itertools.count(1, step):
+        interruption = interrupted_at_line(line, "src/penstock")
+        if not read_with_losses(tmp_path / str(line), kind, by, interruption):
+            return
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,9 @@ static PyObject *make_message(Reader *self, const penstock_slot *slot, bool in_p
     return message;
 }
 
-/* Ask Python where to resume after messages from `first` up to `oldest` were overwritten. */
-static int lapped(Reader *self, uint64_t first, uint64_t oldest, uint64_t *resume) {
-    PyObject *where = PyObject_CallMethod((PyObject *)self, "_lapped", "KK", first, oldest);
-    *resume = where == NULL ? 0 : PyLong_AsUnsignedLongLong(where);
-    Py_XDECREF(where);
+/* Messages up to `oldest` were overwritten: Python counts them as lost, and moves `next` behind them. */
+static int lapped(Reader *self, uint64_t oldest) {
+    Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_lapped", "K", oldest));
     self->head = penstock_head(&self->ring);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -182,8 +180,9 @@ static int take_run(Reader *self, PyObject **list, int *count, int limit, bool i
         return later ? 0 : renumbered(self);
     }
     if (tail > first) {
-        if (lapped(self, first, tail, &resume) != 0)
+        if (lapped(self, tail) != 0)
             goto failed;
+        resume = self->next;
         fault = NULL;
     }
     self->next = seq > resume ? seq : resume;

@@ -146,6 +146,41 @@ def test_a_signal_handler_may_close_the_reader_at_any_line_and_exit(
                 return
 
 
+class Late(Exception):
+    """Not a `BaseException` only, as what most signal handlers raise."""
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("error", [Late, ValueError, TimeoutError])
+@pytest.mark.parametrize("by", ["one", "many", "batch"])
+@pytest.mark.parametrize("kind", ["compressed ring", "compressed log"])
+def test_what_a_signal_handler_raises_is_no_damage_and_gets_to_the_caller(
+    tmp_path: Path, kind: str, by: str, error: type[Exception], step: int
+) -> None:
+    def handle() -> None:
+        raise error
+
+    if kind == "compressed log" and error is TimeoutError:
+        pytest.skip("an OSError is an error of the storage as the next segment is opened")
+    url = SMALL[kind].format(tmp_path)
+    with open_writer(url) as writer:
+        writer.write_many([b"message"] * 20)
+    with open_reader(f"{url.partition('?')[0]}?damaged=skip") as reader:
+        for line in itertools.count(1, step):
+            reader.seek("start")
+            found: list[int] = []
+            try:
+                with interrupted_at_line(line, "penstock/queue/wide", handle) as lines:
+                    take(reader, by, found)
+            except error:
+                take(reader, "many", found)
+            else:
+                assert next(lines) <= line, "it got to nobody"
+                return
+            assert found == [*range(20)]
+            assert reader.statistics().lost == 0
+
+
 # --- losses -------------------------------------------------------------------------------------
 
 

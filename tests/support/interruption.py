@@ -45,10 +45,11 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 @contextmanager
 def interrupted_at_line(
     number: int, folder: str, meanwhile: Callable[[], object] | None = None
-) -> Iterator[None]:
+) -> Iterator[itertools.count[int]]:
     """Raise `Interrupted` before a line of the modules in `folder` is run, counted from now on.
 
     :param meanwhile: what a signal handler does before it raises
+    :return: counts the lines
     """
     lines = itertools.count(1)
 
@@ -65,7 +66,7 @@ def interrupted_at_line(
     gc.disable()  # as above
     sys.settrace(trace)
     try:
-        yield
+        yield lines
     finally:
         sys.settrace(None)
         gc.enable()

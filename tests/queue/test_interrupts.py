@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import Reader
     from penstock.core.message import Message
+    from penstock.queue.classic._appender import Appender
 
 # A signal that is raised within a finalizer gets to nobody.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -382,13 +383,14 @@ def test_what_an_interrupted_write_wrote_is_counted_as_written(
         assert sum(1 for _ in reader.available()) == books.messages
 
 
+@pytest.mark.parametrize("error", [Interrupted, RuntimeError])
 @pytest.mark.parametrize("moment", ["before it counts", "while it counts"])
 def test_a_classic_write_that_is_interrupted_as_it_counts_counts_each_message_once(
-    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, moment: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
         patch.undo()  # as a signal: once
-        raise Interrupted
+        raise error
 
     url = SMALL["classic"].format(tmp_path)
     with open_writer(url) as writer, open_reader(url.partition("?")[0]) as reader:
@@ -397,10 +399,46 @@ def test_a_classic_write_that_is_interrupted_as_it_counts_counts_each_message_on
                 patch.setattr(ClassicWriter, "_count_written", interrupt)
             else:
                 patch.setattr(classic_writer, "unwrap", interrupt)
-            with pytest.raises(Interrupted):
+            with pytest.raises(error):
                 writer.write_many([b"a"] * 20)
         books = writer.statistics()
         written = len(reader.read_many(99))
         assert written > 0
         assert (books.messages, books.bytes, books.refused) == (written, written, 20 - written)
         assert books.last_seq == written - 1
+
+
+class InterruptedAppender:
+    """The native core of a writer; a signal handler raises an error behind each write of it."""
+
+    def __init__(self, appender: Appender, error: type[BaseException]) -> None:
+        self._appender = appender
+        self._error = error
+
+    @property
+    def count(self) -> int:
+        return self._appender.count
+
+    @property
+    def last_id(self) -> int:
+        return self._appender.last_id
+
+    def append_one(self, *arguments: Any) -> int:
+        self._appender.append_one(*arguments)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [Interrupted, RuntimeError])
+def test_a_classic_message_counts_as_written_if_a_signal_comes_behind_its_write(
+    tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(SMALL["classic"].format(tmp_path)) as writer:
+        assert isinstance(writer, ClassicWriter)
+        writer.write(b"one")  # it looks at the path, which a write does once a second
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "_now_ns", lambda: writer._looked_at_path * 10**9)
+            patch.setattr(writer, "_appender", InterruptedAppender(writer._appender, error))
+            with pytest.raises(error):
+                writer.write(b"two")
+        books = writer.statistics()
+    assert (books.messages, books.refused, books.last_seq) == (2, 0, 1)

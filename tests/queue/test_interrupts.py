@@ -147,6 +147,36 @@ def test_a_signal_handler_may_close_the_reader_at_any_line_and_exit(
                 return
 
 
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("by", ["one", "many", "batch", "available", "view"])
+@pytest.mark.parametrize("kind", [kind for kind in SMALL if kind != "classic"])
+def test_what_a_call_has_not_returned_when_a_signal_handler_closes_its_reader_comes_again(
+    tmp_path: Path, kind: str, by: str, step: int
+) -> None:
+    if by == "view" and "compressed" in kind:
+        pytest.skip("its messages cannot be used in place")
+    url = SMALL[kind].format(tmp_path)
+    with open_writer(url) as writer:
+        writer.write_many([b"a"] * 20)
+    held = f"{url.partition('?')[0]}?hold=h"
+    for line in itertools.count(1, step):
+        found: list[int] = []
+        with open_reader(held) as reader:
+            reader.seek("start")
+            try:
+                with interrupted_at_line(line, "penstock/queue", reader.close):
+                    take(reader, by, found)
+            except Interrupted as place:
+                where = f"at {place}"
+            else:
+                return
+        with open_reader(held) as reader:
+            again = [message.seq for message in reader.read_many(100)]
+        # What the last complete call returned may come again, too.
+        assert again == [*range(20 - len(again), 20)], where
+        assert len(found) + len(again) >= 20, where
+
+
 class Late(Exception):
     """Not a `BaseException` only, as what most signal handlers raise."""
 

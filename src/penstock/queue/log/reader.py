@@ -328,8 +328,12 @@ class LogReader(WideReader):
     def _take(self, limit: int) -> list[Message]:
         self._confirm()
         self._has_taken = False
+        self._is_in_call = True
         try:
-            return self._collect_segments(limit)
+            try:
+                return self._collect_segments(limit)
+            finally:
+                self._is_in_call = False
         except BaseException:
             self._put_back()
             raise
@@ -342,9 +346,9 @@ class LogReader(WideReader):
             while len(messages) < limit:
                 messages += take(limit - len(messages))
                 if messages:
-                    self._is_collecting, take = True, super()._take_more
                     if self._next < self._head:
                         break  # the limit, or a bad message, which is for the next call
+                    self._is_collecting, take = True, super()._take_more
                 if not self._next_segment():
                     break
         except PenstockError:

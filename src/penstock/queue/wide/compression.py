@@ -37,11 +37,15 @@ class CompressedReader(WideReader):
     def read(self, timeout: float | None = None) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         self._has_taken = False
+        self._is_in_call = True
         try:
-            while (message := super().read(timeout)) is not None:
-                if whole := self._expanded([message]):
-                    return whole[0]
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                while (message := super().read(timeout)) is not None:
+                    if whole := self._expanded([message]):
+                        return whole[0]
+                    timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            finally:
+                self._is_in_call = False
         except BaseException:
             self._put_back()
             raise
@@ -49,11 +53,15 @@ class CompressedReader(WideReader):
 
     def _take(self, limit: int) -> list[Message]:
         self._has_taken = False
+        outer, self._is_in_call = self._is_in_call, True  # a log takes from several segments
         try:
-            messages = self._collect(limit)
-            if not messages:  # all were filtered out; a wait may switch to a new queue
-                self._has_taken = False
-            return messages  # noqa: TRY300 - a signal may come before it
+            try:
+                messages = self._collect(limit)
+                if not messages:  # all were filtered out; a wait may switch to a new queue
+                    self._has_taken = False
+                return messages
+            finally:
+                self._is_in_call = outer
         except BaseException:
             self._put_back()
             raise

@@ -119,6 +119,8 @@ class WideReader(
         self._table: CursorTable | None = None
         self._cursor: Cursor | None = None
         self._is_closed = False
+        #: Whether a call may have messages that its caller has not got: `close` confirms nothing.
+        self._is_in_call = False
         self._file = file
         try:
             self._meet(start)
@@ -344,8 +346,12 @@ class WideReader(
         if n < 1:
             return []
         self._has_taken = False
+        self._is_in_call = True
         try:
-            return self._take(n) or self._wait_and_take(n, timeout)
+            try:
+                return self._take(n) or self._wait_and_take(n, timeout)
+            finally:  # no signal comes between it and the caller
+                self._is_in_call = False
         except BaseException:  # a signal: the next call reads them again
             self._put_back()
             raise
@@ -367,8 +373,12 @@ class WideReader(
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         self._has_taken = False
+        self._is_in_call = True
         try:
-            return self._collect_columns(n, timeout, origins=origins)
+            try:
+                return self._collect_columns(n, timeout, origins=origins)
+            finally:
+                self._is_in_call = False
         except BaseException:  # a signal, also right behind `_pass`
             self._put_back()
             raise
@@ -399,7 +409,9 @@ class WideReader(
         """Read messages, and convert them into a batch."""
         from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
 
-        return batch_from_messages(self.read_many(n, timeout), origins=origins)
+        messages = self.read_many(n, timeout)
+        self._is_in_call = True  # until the batch is returned
+        return batch_from_messages(messages, origins=origins)
 
     def _is_renumbered(self) -> bool:
         return self._file.field("epoch") != self._numbers_of
@@ -592,7 +604,8 @@ class WideReader(
         raise self._file.cut_off()
 
     def _close(self, *, finished: bool) -> None:
-        if not self._is_closed and finished and self._cursor is not None:
+        confirms = finished and not self._is_in_call
+        if confirms and not self._is_closed and self._cursor is not None:
             # Another thread is reading, or the file was truncated.
             with suppress(RuntimeError, Closed, DamagedQueue):
                 self.acknowledge()
@@ -678,8 +691,12 @@ class _BatchView:
     def __enter__(self) -> Batch:
         reader = self._reader
         reader._has_taken = False
+        reader._is_in_call = True
         try:
-            return self._borrow()
+            try:
+                return self._borrow()
+            finally:
+                reader._is_in_call = False
         except BaseException:  # a signal, also right behind `_pass`
             reader._put_back()
             raise

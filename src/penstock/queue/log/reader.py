@@ -54,7 +54,10 @@ _FOREIGN: Final = "it is of another log, or was damaged; damaged=skip counts it 
 
 
 class _ForNextCall(PenstockError):
-    """Ends a call that holds messages: what comes behind them is counted by the next call."""
+    """Raised inside a read that already has messages, when a loss or another log follows.
+
+    The read returns what it has, and the next one counts the loss.
+    """
 
 
 class LogReader(WideReader):
@@ -397,8 +400,8 @@ class LogReader(WideReader):
         finally:
             self._is_collecting = False
 
-    def _wait_for_run(self, n: int, timeout: float | None) -> int:
-        while not (count := super()._wait_for_run(n, timeout)) and n > 0 and self._next_segment():
+    def _wait_for_run(self, n: int, deadline: float | None) -> int:
+        while not (count := super()._wait_for_run(n, deadline)) and n > 0 and self._next_segment():
             pass
         return count
 

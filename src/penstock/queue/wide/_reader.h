@@ -28,7 +28,7 @@ typedef struct {
     Place taken;    /* their start, until they are returned */
 } Reader;
 
-/* Before the messages from `first` on are counted: note their start, unless the call has taken others. */
+/* Note where this call's messages start, unless it has taken others already. */
 static void begin_taking(Reader *self, const Place *start) {
     if (!self->has_taken)
         self->taken = *start;
@@ -223,8 +223,7 @@ static PyObject *take_one(Reader *self, bool in_place) {
     return NULL;
 }
 
-/* Run the handlers of signals that came meanwhile; true: one raised, or closed this reader. After the
- * call they would raise before the caller has what it took. */
+/* Run pending signal handlers now, while we can still go back. True: one raised, or closed this reader. */
 static bool is_interrupted(Reader *self) { return PyErr_CheckSignals() != 0 || self->mapped.closing; }
 
 /* Append available messages to a list, up to `limit`. With `more`, the call has others, and leaves

@@ -16,12 +16,14 @@ import penstock.core.batch
 import penstock.queue.wide.arrow  # noqa: F401 - imported late, its lines would be interrupted
 from penstock import open_reader, open_writer
 from penstock.core.endpoints import remove
+from penstock.core.errors import NotFound
 from penstock.core.interfaces import Writer
 from penstock.core.statistics import LoggedLosses
 from penstock.queue.classic import writer as classic_writer
 from penstock.queue.classic.watch import Sleeper
 from penstock.queue.classic.writer import ClassicWriter
 from penstock.queue.log.endpoint import trim_log
+from penstock.queue.log.index import SegmentIndex
 from penstock.queue.log.retention import Limits
 from support.interruption import Interrupted, interrupted_after, interrupted_at_line, take
 
@@ -145,6 +147,35 @@ def test_a_signal_handler_may_close_the_reader_at_any_line_and_exit(
                 assert reader.statistics().lost == 0
             else:
                 return
+
+
+def test_an_error_as_the_reader_of_a_log_goes_back_does_not_hide_the_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = itertools.count()
+
+    def interrupt(*_: object) -> int:
+        if next(segments) == 0:
+            return 8
+        raise Interrupted
+
+    def fail(*_: object) -> None:
+        raise NotFound("a segment")
+
+    url = SMALL["log"].format(tmp_path)
+    with open_writer(url) as writer:
+        writer.write_many([b"a"] * 20)
+    with open_reader(url.partition("?")[0]) as reader:
+        reader.seek("start")
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentIndex, "following", interrupt)
+            patch.setattr(SegmentIndex, "open_at", fail)
+            with pytest.raises(Interrupted):
+                reader.read_many(100)
+        books = reader.statistics()
+        assert (books.messages, books.lost) == (0, 0)
+        found = reader.read_many(100)
+        assert len(found) + reader.statistics().lost == 20
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])

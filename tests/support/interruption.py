@@ -43,8 +43,14 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def interrupted_at_line(number: int, folder: str) -> Iterator[None]:
-    """Raise `Interrupted` before a line of the modules in `folder` is run, counted from now on."""
+def interrupted_at_line(
+    number: int, folder: str, meanwhile: Callable[[], object] | None = None
+) -> Iterator[itertools.count[int]]:
+    """Raise `Interrupted` before a line of the modules in `folder` is run, counted from now on.
+
+    :param meanwhile: what a signal handler does before it raises
+    :return: counts the lines
+    """
     lines = itertools.count(1)
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
@@ -52,13 +58,15 @@ def interrupted_at_line(number: int, folder: str) -> Iterator[None]:
             return None
         if event in {"call", "line"} and next(lines) == number:
             sys.settrace(None)
+            if meanwhile is not None:
+                meanwhile()
             raise Interrupted(f"line {frame.f_lineno} of {frame.f_code.co_filename}")
         return trace
 
     gc.disable()  # as above
     sys.settrace(trace)
     try:
-        yield
+        yield lines
     finally:
         sys.settrace(None)
         gc.enable()

@@ -285,9 +285,9 @@ class _Appending:
         self._bounds = self._bounds_now()
 
     def _begin_rest(self, note: Note, bounds: Bounds) -> Note | None:
-        """Note what is missing of a pinned batch as started.
+        """Note a new attempt for what is missing of a pinned batch, and return it.
 
-        None: its files are gone, or do not have all that is missing, or something else is there.
+        None: that cannot be told from its files and the stream.
         """
         earlier, pieces = note.before[: note.begun], _pieces_in(bounds, note.before[note.begun :])
         first = _first_attempt(self._url, note)

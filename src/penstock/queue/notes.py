@@ -113,12 +113,13 @@ class Note(NamedTuple):
     checkpoint: str | None = None
     #: Earlier names of the query, whose checkpoint lost them.
     names: tuple[str, ...] = ()
-    #: Messages of the batch that were in the stream before; `files` do not hold the first `begun`
-    #: of these pieces.
+    #: Messages of the batch that were in the stream before.
     before: tuple[Piece, ...] = ()
     #: Earlier batches, and the end of each source before those.
     earlier: tuple[DeliveredBatch, ...] = ()
     base: Ends = {}  # noqa: RUF012 - never changed
+    #: How many pieces of `before` were there when this attempt began. `files` have only the rest of
+    #: the batch.
     begun: int = 0
     #: Another writer appended after the attempt: `before` says what of it is there, not `start`.
     is_pinned: bool = False

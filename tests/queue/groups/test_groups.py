@@ -464,6 +464,27 @@ def test_what_retention_removes_is_counted_once(tmp_path: Path) -> None:
     assert (books.acked, books.lost, books.lag) == (20, 20, 0)
 
 
+@pytest.mark.parametrize("by", ["one", "many", "batch"])
+def test_a_member_reads_on_after_retention_has_removed_the_segment_it_had_open(
+    tmp_path: Path, by: str
+) -> None:
+    url = f"log:{tmp_path}/stream"
+    with open_writer(f"{url}?segment=8k&segment_slots=8&sync=none") as writer:
+        fill(writer, 8)
+        with member(url) as reader:
+            reader.ack(reader.read_many(100))
+            fill(writer, 16)
+            trim_log(url, Limits(before_seq=16))
+            found = {
+                "one": lambda: [reader.read(0)],
+                "many": lambda: reader.read_many(100),
+                "batch": lambda: reader.read_batch(100).column("seq").to_pylist(),
+            }[by]()
+            assert len(found) == (1 if by == "one" else 8)
+            assert found[0] is not None
+            assert reader.statistics().lost == 8
+
+
 def test_a_held_group_loses_nothing(tmp_path: Path) -> None:
     url = f"log:{tmp_path}/stream"
     options = "segment=8k&segment_slots=8&sync=none&hold=group:us"

@@ -93,6 +93,9 @@ typedef struct {
 static unsigned forks;
 static void count_fork(void) { forks++; }
 
+/* Raised in a second thread. Of its own type: a signal handler may raise a RuntimeError. */
+static PyObject *second_thread;
+
 /* Bytes of the buffer, from the first to before the last. */
 typedef struct {
     int32_t begin, end;
@@ -632,8 +635,8 @@ static int refuse_second_thread(const Appender *a)
 {
     if (!a->busy)
         return 0;
-    PyErr_SetString(PyExc_RuntimeError, "a writer is not safe to share between threads: "
-                                        "give each its own, or a lock");
+    PyErr_SetString(second_thread, "a writer is not safe to share between threads: "
+                                   "give each its own, or a lock");
     return -1;
 }
 
@@ -760,6 +763,10 @@ static int module_exec(PyObject *module)
         PyErr_NoMemory();
         return -1;
     }
+    second_thread = PyErr_NewException("penstock.queue.classic._appender.SecondThread",
+                                       PyExc_RuntimeError, NULL);
+    if (second_thread == NULL || PyModule_AddObjectRef(module, "SecondThread", second_thread) != 0)
+        return -1;
     PyObject *type = PyType_FromSpec(&Appender_spec);
     if (type == NULL || PyModule_AddObjectRef(module, "Appender", type) != 0) {
         Py_XDECREF(type);

@@ -18,6 +18,9 @@ FORKED: int
 #: payload, uncompressed length, type, subtype, time in seconds, 1 if compressed
 Entry: TypeAlias = tuple[bytes | bytearray | memoryview, int, int, int, int, int]
 
+# Another thread is in a call of the same appender.
+class SecondThread(RuntimeError): ...
+
 class Appender:
     def __init__(
         self,

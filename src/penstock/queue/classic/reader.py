@@ -129,8 +129,10 @@ class ClassicReader(Replayable, Reader):
         self._meet(status)
 
     def _lose(self, next_seq: int, reason: DropReason) -> None:
-        self._losses.add(Loss(self._next, next_seq - 1, reason))
-        self._next = next_seq
+        """Count messages as lost, and go on at `next_seq`: both, or neither after an interrupt."""
+        loss = Loss(self._next, next_seq - 1, reason)
+        self._losses, self._next = self._losses.with_losses([loss]), next_seq
+        self._losses.tell()
 
     def _slot_of(self, seq: int) -> int:
         """Return a message's slot: ids and slots advance together (docs/specs/lrose.md 1.7)."""

@@ -17,7 +17,16 @@ from penstock.core.errors import (
     WriteTimeout,
 )
 from penstock.core.interfaces import BookedWriter
-from penstock.queue.classic._appender import BUSY, FORKED, GONE, IRREGULAR, TOO_LARGE, WAIT, WRITTEN
+from penstock.queue.classic._appender import (
+    BUSY,
+    FORKED,
+    GONE,
+    IRREGULAR,
+    TOO_LARGE,
+    WAIT,
+    WRITTEN,
+    SecondThread,
+)
 from penstock.queue.classic.compression import compress
 from penstock.queue.classic.creation import open_to_write
 from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, Status, id_distance, unwrap
@@ -157,7 +166,7 @@ class ClassicWriter(BookedWriter):
             )
         except OverflowError:
             return None
-        except RuntimeError:  # another thread is writing: the count is of its message
+        except SecondThread:  # another thread is writing: the count is of its message
             self._refused += 1
             raise
         except BaseException as error:  # the disk fails, or a signal
@@ -265,7 +274,7 @@ class ClassicWriter(BookedWriter):
                     if outcome == BUSY:
                         outcome = self._append_in_turn(entries, done, now)
                     done += self._count_written(entries, done)
-                except RuntimeError:  # another thread is writing: the count is of its messages
+                except SecondThread:  # another thread is writing: the count is of its messages
                     raise
                 except BaseException:  # a signal, before or while the written ones were counted
                     done += self._count_written(entries, done)

@@ -199,7 +199,10 @@ class Leases(Closable):
                     parked += 1
 
     def has_free(self, end: int, epochs: AbstractSet[int]) -> bool:
-        """Tell whether `take` would find messages that no other member has, or settle some."""
+        """Tell whether `take` would return messages now, or park some by key.
+
+        Returned are those for this member, and those to be buried.
+        """
         with self._file.turn() as state:
             if state.epoch not in epochs:
                 return True  # the next read adopts the epoch

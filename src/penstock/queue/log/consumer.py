@@ -122,11 +122,12 @@ class Consumer(LogReader):
             self._confirmed = now
 
     def _close(self, *, finished: bool) -> None:
-        if finished and not self._is_closed:
-            with suppress(Closed):
-                self._confirm()
+        was_closed = self._is_closed
         super()._close(finished=finished)
         if self._is_closed:
+            if finished and not was_closed and not self._is_in_call:
+                with suppress(Closed):
+                    self._confirm()
             self._place = None
             if self._cursors is not None:
                 self._cursors.close()

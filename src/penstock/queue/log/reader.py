@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import Ancestor
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
-    from penstock.core.statistics import ReaderStatistics
+    from penstock.core.statistics import LoggedLosses, ReaderStatistics
     from penstock.queue.log.options import LogOptions
     from penstock.queue.log.segments import Segment
     from penstock.queue.wide.file import QueueFile
@@ -54,7 +54,10 @@ _FOREIGN: Final = "it is of another log, or was damaged; damaged=skip counts it 
 
 
 class _ForNextCall(PenstockError):
-    """Ends a call that holds messages: what comes behind them is counted by the next call."""
+    """Raised inside a read that already has messages, when a loss or another log follows.
+
+    The read returns what it has, and the next one counts the loss.
+    """
 
 
 class LogReader(WideReader):
@@ -87,8 +90,11 @@ class LogReader(WideReader):
         self._use(self._file, self._file.field("tail"))
         self.seek(start)
 
-    def _use(self, file: QueueFile, next_seq: int) -> None:
-        """Switch to this segment, at `next_seq`."""
+    def _use(self, file: QueueFile, next_seq: int, losses: LoggedLosses | None = None) -> None:
+        """Switch to this segment, at `next_seq`.
+
+        :param losses: the ledger with what was lost on the way
+        """
         epoch, path, old = file.field("epoch"), file.path, self._file
         before = self._next, self._epoch, self._epochs, self._restarts
         self._look_at, self._has_left, self._looked_through = 0.0, False, 0
@@ -98,11 +104,14 @@ class LogReader(WideReader):
             elif epoch != self._epoch:
                 self._take_up_anew(file)
             self._read_from(file)
-            self._next, self._file, self._path = next_seq, file, path
+            losses = self._losses if losses is None else losses
+            self._next, self._file, self._path, self._losses = next_seq, file, path, losses
         except BaseException:  # also a signal: it goes on in the one that it has
-            self._read_from(old)
+            if not self._is_closed:
+                self._read_from(old)
             self._next, self._epoch, self._epochs, self._restarts = before
             raise
+        losses.tell()
         if old is not file:
             old.close()
         if file.field("state") != State.LIVE:
@@ -275,11 +284,19 @@ class LogReader(WideReader):
         return 0
 
     def end_here(self) -> int:
-        if self._file.is_named():
+        if self._is_at_its_path():
             end = self._end()
-            if self._file.is_named():  # otherwise it may be the end of another log
+            if self._is_at_its_path():  # otherwise it may be the end of another log
                 return end
         return self._end_of_previous()
+
+    def _is_at_its_path(self) -> bool:
+        """Tell whether its path still names this log; retention may have removed the segment."""
+        if self._file.is_named():
+            return True
+        with suppress(NotFound, DamagedQueue):
+            return self._is_of_this_log(look(self._index.folder, self._index.oldest()).epoch)
+        return False
 
     def bounds(self) -> Bounds:
         self._check_open()
@@ -314,8 +331,12 @@ class LogReader(WideReader):
     def _take(self, limit: int) -> list[Message]:
         self._confirm()
         self._has_taken = False
+        self._is_in_call = True
         try:
-            return self._collect_segments(limit)
+            try:
+                return self._collect_segments(limit)
+            finally:
+                self._is_in_call = False
         except BaseException:
             self._put_back()
             raise
@@ -328,9 +349,9 @@ class LogReader(WideReader):
             while len(messages) < limit:
                 messages += take(limit - len(messages))
                 if messages:
-                    self._is_collecting, take = True, super()._take_more
                     if self._next < self._head:
                         break  # the limit, or a bad message, which is for the next call
+                    self._is_collecting, take = True, super()._take_more
                 if not self._next_segment():
                     break
         except PenstockError:
@@ -346,13 +367,13 @@ class LogReader(WideReader):
             return
         end = self._next
         super()._put_back()
-        if self._next >= self._file.field("first_seq"):
+        if self._is_closed or self._next >= self._file.field("first_seq"):
             return
         if self._file.is_named():
-            self._seek_segment(self._next)
+            with suppress(PenstockError):  # what interrupted the call is raised
+                self._seek_segment(self._next)
         else:  # the earlier segments are gone
-            self._lose(self._next, end - 1, DropReason.RECREATED)
-            self._next = end
+            self._lose(end, DropReason.RECREATED)
 
     def _collect_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         batches = [super()._collect_columns(n, timeout, origins=origins)]
@@ -379,8 +400,8 @@ class LogReader(WideReader):
         finally:
             self._is_collecting = False
 
-    def _wait_for_run(self, n: int, timeout: float | None) -> int:
-        while not (count := super()._wait_for_run(n, timeout)) and n > 0 and self._next_segment():
+    def _wait_for_run(self, n: int, deadline: float | None) -> int:
+        while not (count := super()._wait_for_run(n, deadline)) and n > 0 and self._next_segment():
             pass
         return count
 
@@ -449,14 +470,14 @@ class LogReader(WideReader):
             return True  # removed by retention meanwhile: retry
         except DamagedQueue as error:
             return self._step_over(number, error)
-        next_seq = self._next_in(following.field("epoch"))
+        next_seq, losses = self._next_in(following.field("epoch")), None
         if number > next_seq:
             # A gap between segments is damage; messages before the oldest segment were removed
             # by retention.
             is_in_a_gap = any(older < number for older in numbers_of(self._index.folder))
             reason = DropReason.DAMAGED if is_in_a_gap else DropReason.RETENTION
-            self._lose(next_seq, number - 1, reason)
-        self._use(following, max(next_seq, number))
+            losses = self._with_loss(next_seq, number - 1, reason)
+        self._use(following, max(next_seq, number), losses)
         return True
 
     def _next_in(self, epoch: int) -> int:
@@ -480,7 +501,7 @@ class LogReader(WideReader):
     def _skip_to_newest(self) -> bool:
         newest = max(self._next, self._index.last())
         if newest > self._next:
-            self._lose(self._next, newest - 1, DropReason.RETENTION)
+            self._lose(newest, DropReason.RETENTION)
         self._skips_to_newest = False
         self._seek_segment(newest)
         return True
@@ -496,12 +517,10 @@ class LogReader(WideReader):
         following = self._index.following(number, number + 1)
         if following is None:
             if self._next <= number:
-                self._lose(self._next, number, DropReason.DAMAGED)
-                self._next = number + 1
+                self._lose(number + 1, DropReason.DAMAGED)
             return False
         if following > self._next:
-            self._lose(self._next, following - 1, DropReason.DAMAGED)
-            self._next = following
+            self._lose(following, DropReason.DAMAGED)
         self._seek_segment(self._next)
         return self._file.field("first_seq") >= following  # otherwise no later segment is readable
 
@@ -510,11 +529,11 @@ class LogReader(WideReader):
         file = self._other_log()
         if file is None:
             return False
-        end = self._end_of_previous()
+        end, losses = self._end_of_previous(), None
         if end > self._next:
-            self._lose(self._next, end - 1, DropReason.RECREATED)
+            losses = self._with_loss(self._next, end - 1, DropReason.RECREATED)
         self._index.close()
-        self._use(file, 0)  # what retention has removed of it already counts as lost
+        self._use(file, 0, losses)  # what retention has removed of it already counts as lost
         self._confirm()
         return True
 
@@ -532,18 +551,17 @@ class LogReader(WideReader):
 
     # --- irregular cases -------------------------------------------------------------------------
 
-    def _lapped(self, first: int, oldest: int) -> int:
-        self._lose(first, oldest - 1, DropReason.OVERRUN)
+    def _lapped(self, oldest: int) -> None:
         self._skips_to_newest = self._options.resume == "newest"
-        return oldest
+        self._lose(oldest, DropReason.OVERRUN)
 
-    def _lose(self, first: int, last: int, reason: DropReason) -> None:
+    def _with_loss(self, first: int, last: int, reason: DropReason) -> LoggedLosses:
         if self._is_collecting:
             raise _ForNextCall(f"{self.url}: lost {first} to {last}")
         if reason is DropReason.OVERRUN:  # a log overwrites nothing
             is_replaced = self._file.field("state") == State.REPLACED
             reason = DropReason.RECREATED if is_replaced else DropReason.RETENTION
-        super()._lose(first, last, reason)
+        return super()._with_loss(first, last, reason)
 
     # --- counters and closing -------------------------------------------------------------
 

@@ -28,7 +28,7 @@ typedef struct {
     Place taken;    /* their start, until they are returned */
 } Reader;
 
-/* Before the messages from `first` on are counted: note their start, unless the call has taken others. */
+/* Note where this call's messages start, unless it has taken others already. */
 static void begin_taking(Reader *self, const Place *start) {
     if (!self->has_taken)
         self->taken = *start;
@@ -116,11 +116,9 @@ static PyObject *make_message(Reader *self, const penstock_slot *slot, bool in_p
     return message;
 }
 
-/* Ask Python where to resume after messages from `first` up to `oldest` were overwritten. */
-static int lapped(Reader *self, uint64_t first, uint64_t oldest, uint64_t *resume) {
-    PyObject *where = PyObject_CallMethod((PyObject *)self, "_lapped", "KK", first, oldest);
-    *resume = where == NULL ? 0 : PyLong_AsUnsignedLongLong(where);
-    Py_XDECREF(where);
+/* Messages up to `oldest` were overwritten: Python counts them as lost, and moves `next` behind them. */
+static int lapped(Reader *self, uint64_t oldest) {
+    Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_lapped", "K", oldest));
     self->head = penstock_head(&self->ring);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -182,8 +180,9 @@ static int take_run(Reader *self, PyObject **list, int *count, int limit, bool i
         return later ? 0 : renumbered(self);
     }
     if (tail > first) {
-        if (lapped(self, first, tail, &resume) != 0)
+        if (lapped(self, tail) != 0)
             goto failed;
+        resume = self->next;
         fault = NULL;
     }
     self->next = seq > resume ? seq : resume;
@@ -224,8 +223,7 @@ static PyObject *take_one(Reader *self, bool in_place) {
     return NULL;
 }
 
-/* Run the handlers of signals that came meanwhile; true: one raised, or closed this reader. After the
- * call they would raise before the caller has what it took. */
+/* Run pending signal handlers now, while we can still go back. True: one raised, or closed this reader. */
 static bool is_interrupted(Reader *self) { return PyErr_CheckSignals() != 0 || self->mapped.closing; }
 
 /* Append available messages to a list, up to `limit`. With `more`, the call has others, and leaves

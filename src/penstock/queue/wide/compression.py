@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.queue.wide._ring import Buffer
     from penstock.queue.wide.writer import Reservation
 
-__all__ = ["CompressedReader", "CompressingWriter", "compress", "decompress"]
+__all__ = ["CompressedReader", "CompressingWriter", "DamagedPayload", "compress", "decompress"]
 
 #: The length of the payload, before the compressed bytes.
 _LENGTH: Final = struct.Struct("<Q")
@@ -37,11 +37,15 @@ class CompressedReader(WideReader):
     def read(self, timeout: float | None = None) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         self._has_taken = False
+        self._is_in_call = True
         try:
-            while (message := super().read(timeout)) is not None:
-                if whole := self._expanded([message]):
-                    return whole[0]
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                while (message := super().read(timeout)) is not None:
+                    if whole := self._expanded([message]):
+                        return whole[0]
+                    timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            finally:
+                self._is_in_call = False
         except BaseException:
             self._put_back()
             raise
@@ -49,11 +53,15 @@ class CompressedReader(WideReader):
 
     def _take(self, limit: int) -> list[Message]:
         self._has_taken = False
+        outer, self._is_in_call = self._is_in_call, True  # a log takes from several segments
         try:
-            messages = self._collect(limit)
-            if not messages:  # all were filtered out; a wait may switch to a new queue
-                self._has_taken = False
-            return messages  # noqa: TRY300 - a signal may come before it
+            try:
+                messages = self._collect(limit)
+                if not messages:  # all were filtered out; a wait may switch to a new queue
+                    self._has_taken = False
+                return messages
+            finally:
+                self._is_in_call = outer
         except BaseException:
             self._put_back()
             raise
@@ -78,7 +86,7 @@ class CompressedReader(WideReader):
                 if self._file is not file:  # it has gone over to another segment, or a new queue
                     file, end = self._file, self._head
                 whole += self._expanded(messages, is_more=is_more)
-            except Exception:
+            except (PenstockError, MemoryError):  # not what a signal handler raises
                 if not is_more:
                     raise
                 self._next, self._messages, self._bytes, self._filtered = before
@@ -101,17 +109,18 @@ class CompressedReader(WideReader):
         kind, limit = self._file.compression, self._file.geometry.buffer_size
         wanted = self._options.type
         whole: list[Message] = []
-        filtered, failure, behind = 0, None, self._next
+        failure: DamagedPayload | MemoryError | None = None
+        filtered, behind = 0, self._next
         for message in messages:
             if wanted is not None and message.type != wanted:
                 filtered += 1
                 continue
             try:
                 payload = decompress(kind, message.payload, limit)
-                whole.append(message._replace(payload=payload))
-            except Exception as error:  # noqa: BLE001 - raised below; memory may be short
+            except (DamagedPayload, MemoryError) as error:  # raised below
                 failure, behind = error, message.seq
                 break
+            whole.append(message._replace(payload=payload))
         size = sum(len(m.payload) for m in whole) - sum(len(m.payload) for m in messages)
         count = len(whole) - len(messages)
         self._next = behind
@@ -121,7 +130,7 @@ class CompressedReader(WideReader):
         if failure is None or whole or is_more:
             return whole
         self._has_taken = False
-        if not isinstance(failure, ValueError):
+        if not isinstance(failure, DamagedPayload):
             raise failure
         self._damaged(self._next, f"payload ({failure})")
         return whole
@@ -230,6 +239,10 @@ class CompressingWriter(WideWriter):
 # --- one payload ----------------------------------------------------------------------------------
 
 
+class DamagedPayload(ValueError):
+    """A payload cannot be decompressed. Its own type, as a signal handler may raise any other."""
+
+
 def compress(kind: Compression, payload: BytesLike) -> bytes:
     """Compress a payload, preceded by its length."""
     import pyarrow as pa  # noqa: PLC0415 - only for compressed queues
@@ -242,23 +255,25 @@ def compress(kind: Compression, payload: BytesLike) -> bytes:
 def decompress(kind: Compression, stored: bytes, limit: int) -> bytes:
     """Decompress a stored payload of up to `limit` bytes.
 
-    :raises ValueError: the bytes are damaged, or the payload is too long.
+    :raises DamagedPayload: the bytes are damaged, or the payload is too long.
     """
     import pyarrow as pa  # noqa: PLC0415 - as above
 
     if len(stored) < _LENGTH.size:
-        raise ValueError("it is too short to be compressed")
+        raise DamagedPayload("it is too short to be compressed")
     (length,) = _LENGTH.unpack_from(stored)
     if length > limit:
-        raise ValueError(f"it says that it has {length} bytes")
+        raise DamagedPayload(f"it says that it has {length} bytes")
     if length == 0:
         return b""
     try:
         payload = _expand(kind, memoryview(stored)[_LENGTH.size :], length)
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(str(error)) from error
+        if isinstance(error, OSError) and type(error) is not OSError:
+            raise  # as TimeoutError: of a signal handler, as the library raises the plain one
+        raise DamagedPayload(str(error)) from error
     if len(payload) != length:
-        raise ValueError(f"it has {len(payload)} bytes, and says {length}")
+        raise DamagedPayload(f"it has {len(payload)} bytes, and says {length}")
     return payload
 
 

@@ -119,6 +119,8 @@ class WideReader(
         self._table: CursorTable | None = None
         self._cursor: Cursor | None = None
         self._is_closed = False
+        #: Whether a call may have messages that its caller has not got: `close` confirms nothing.
+        self._is_in_call = False
         self._file = file
         try:
             self._meet(start)
@@ -327,11 +329,10 @@ class WideReader(
         """Skip up to `n` existing messages, and count them as lost."""
         self._check_open()
         if self._oldest > self._next:
-            self._next = self._lapped(self._next, self._oldest)
+            self._lapped(self._oldest)
         n = min(n, self._head - self._next)
         if n > 0:
-            self._lose(self._next, self._next + n - 1, reason)
-            self._next += n
+            self._lose(self._next + n, reason)
 
     def bounds(self) -> Bounds:
         self._check_open()
@@ -345,8 +346,12 @@ class WideReader(
         if n < 1:
             return []
         self._has_taken = False
+        self._is_in_call = True
         try:
-            return self._take(n) or self._wait_and_take(n, timeout)
+            try:
+                return self._take(n) or self._wait_and_take(n, timeout)
+            finally:  # no signal comes between it and the caller
+                self._is_in_call = False
         except BaseException:  # a signal: the next call reads them again
             self._put_back()
             raise
@@ -368,8 +373,12 @@ class WideReader(
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         self._has_taken = False
+        self._is_in_call = True
         try:
-            return self._collect_columns(n, timeout, origins=origins)
+            try:
+                return self._collect_columns(n, timeout, origins=origins)
+            finally:
+                self._is_in_call = False
         except BaseException:  # a signal, also right behind `_pass`
             self._put_back()
             raise
@@ -390,7 +399,7 @@ class WideReader(
             elif self._is_renumbered():
                 self._renumbered()
             elif self._oldest > first:
-                self._next = self._lapped(first, self._oldest)
+                self._lapped(self._oldest)
             else:
                 self._pass(first, run.count, len(run.batch), run.size)
                 return run.batch
@@ -400,7 +409,9 @@ class WideReader(
         """Read messages, and convert them into a batch."""
         from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
 
-        return batch_from_messages(self.read_many(n, timeout), origins=origins)
+        messages = self.read_many(n, timeout)
+        self._is_in_call = True  # until the batch is returned
+        return batch_from_messages(messages, origins=origins)
 
     def _is_renumbered(self) -> bool:
         return self._file.field("epoch") != self._numbers_of
@@ -413,7 +424,7 @@ class WideReader(
             if self._is_renumbered():
                 self._renumbered()
             if self._oldest > self._next:
-                self._next = self._lapped(self._next, self._oldest)
+                self._lapped(self._oldest)
             if self._head > self._next:
                 return min(n, self._head - self._next, self._file.geometry.slots)
             if not self._wait(None if deadline is None else deadline - time.monotonic()):
@@ -428,7 +439,7 @@ class WideReader(
         if self._is_renumbered():
             self._renumbered()
         elif self._oldest > self._next:
-            self._next = self._lapped(self._next, self._oldest)
+            self._lapped(self._oldest)
         elif seq > self._next:
             return seq - self._next
         else:
@@ -444,16 +455,21 @@ class WideReader(
         return _BatchView(self, n, timeout)
 
     def _take_back(self, first: int, last: int, count: int, size: int) -> None:
-        """Count lent messages as lost instead of delivered, and raise."""
-        self._messages -= count
-        self._bytes -= size
-        self._lose(first, last, DropReason.OVERRUN)
+        """Count lent messages as lost instead of delivered or filtered out, and raise."""
+        losses = self._with_loss(first, last, DropReason.OVERRUN)
+        self._losses, self._messages, self._bytes, self._filtered = (
+            losses,
+            self._messages - count,
+            self._bytes - size,
+            self._filtered - (last + 1 - first - count),
+        )
+        self._losses.tell()
         raise Overrun(first, last, hint="copy with read(), or let the writer wait: hold=NAME")
 
     # --- irregular cases; called by the C core ---------------------------------------------------
 
-    def _lapped(self, first: int, oldest: int) -> int:
-        """Count the messages from `first` on as overwritten; return where to resume.
+    def _lapped(self, oldest: int) -> None:
+        """Count the unread messages before `oldest` as overwritten, and go on behind them.
 
         :raises DamagedQueue: `tail` is beyond `head`.
         """
@@ -462,16 +478,14 @@ class WideReader(
         resume = oldest
         if self._options.resume == "newest":
             resume = max(oldest, self._head - 1)
-        self._lose(first, resume - 1, DropReason.OVERRUN)
-        return resume
+        self._lose(resume, DropReason.OVERRUN)
 
     def _damaged(self, seq: int, what: str) -> None:
         """Skip a damaged message and count it as lost, or raise."""
         geometry = self._file.geometry
         is_header = self._head - self._oldest > geometry.slots
         if self._options.damaged == "skip" and not is_header:
-            self._lose(seq, seq, DropReason.DAMAGED)
-            self._next = seq + 1
+            self._lose(seq + 1, DropReason.DAMAGED)
             return
         raise DamagedQueue(
             self._path,
@@ -545,14 +559,22 @@ class WideReader(
             return
         file, end = self._left
         has_writer, head = file.has_writer(), file.field("head")
+        losses, left = self._losses, (file, max(head, end)) if has_writer else None
         if head > end:
-            self._lose(end, head - 1, DropReason.RECREATED)
-        self._left = (file, max(head, end)) if has_writer else None
+            losses = losses.with_losses([Loss(end, head - 1, DropReason.RECREATED)])
+        self._losses, self._left = losses, left  # both, or neither after an interrupt
+        losses.tell()
         if not has_writer:
             file.close()
 
-    def _lose(self, first: int, last: int, reason: DropReason) -> None:
-        self._losses.add(Loss(first, last, reason))
+    def _lose(self, next_seq: int, reason: DropReason) -> None:
+        """Count messages as lost, and go on at `next_seq`: both, or neither after an interrupt."""
+        self._losses, self._next = self._with_loss(self._next, next_seq - 1, reason), next_seq
+        self._losses.tell()
+
+    def _with_loss(self, first: int, last: int, reason: DropReason) -> LoggedLosses:
+        """Return the ledger with one more loss."""
+        return self._losses.with_losses([Loss(first, last, reason)])
 
     # --- counters and closing -----------------------------------------------------------------
 
@@ -582,7 +604,8 @@ class WideReader(
         raise self._file.cut_off()
 
     def _close(self, *, finished: bool) -> None:
-        if not self._is_closed and finished and self._cursor is not None:
+        confirms = finished and not self._is_in_call
+        if confirms and not self._is_closed and self._cursor is not None:
             # Another thread is reading, or the file was truncated.
             with suppress(RuntimeError, Closed, DamagedQueue):
                 self.acknowledge()
@@ -668,8 +691,12 @@ class _BatchView:
     def __enter__(self) -> Batch:
         reader = self._reader
         reader._has_taken = False
+        reader._is_in_call = True
         try:
-            return self._borrow()
+            try:
+                return self._borrow()
+            finally:
+                reader._is_in_call = False
         except BaseException:  # a signal, also right behind `_pass`
             reader._put_back()
             raise
@@ -700,5 +727,4 @@ class _BatchView:
         reader, (first, run) = self._reader, self._lent
         if reader._oldest > first:
             # All of them: it is unknown which ones the caller had used before.
-            reader._filtered -= run.count - len(run.batch)
             reader._take_back(first, first + run.count - 1, len(run.batch), run.size)

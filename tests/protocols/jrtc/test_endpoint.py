@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from pathlib import Path
@@ -25,9 +26,11 @@ from penstock.core.message import Message
 from penstock.protocols.jrtc.control import ControlServer
 from penstock.protocols.jrtc.endpoint import DatagramReader
 from penstock.protocols.jrtc.schemas import Schemas
+from penstock.protocols.jrtc.wire import pack_frame
 from penstock.queue.streams import InputStream
 from penstock.relay.copy import copy
 from protocols.jrtc.forwarded import HOST, STATUS, UP, listening, port_of, send, stream_of
+from support.interruption import Interrupted, interrupted_after
 from support.until import until
 
 
@@ -155,6 +158,29 @@ def test_commands_reach_a_controller_that_was_restarted(tmp_path: Path) -> None:
             writer.write(b"2")
             assert [m.payload for _ in range(2) for m in stream.read_many(1, 10)] == [b"1", b"2"]
     assert (writer.statistics().messages, writer.statistics().refused) == (3, 1)
+
+
+def test_no_message_goes_behind_half_of_one_that_was_interrupted() -> None:
+    received = bytearray()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind((HOST, 0))
+        listener.listen()
+        with open_writer(f"jrtc+tcp://{HOST}:{port_of(listener)}?stream={STATUS}") as writer:
+            first, _ = listener.accept()
+            with first:
+                # Nobody reads: in the end the kernel has room for a part of a frame only.
+                with pytest.raises(Interrupted), interrupted_after(0.5):
+                    writer.write_many(itertools.repeat(bytes(60_000)))
+                books = writer.statistics()
+                assert books.refused == 1
+                writer.write(b"later")
+                while piece := first.recv(1 << 16):
+                    received += piece
+            assert len(received) < (books.messages + 1) * len(pack_frame(STATUS, bytes(60_000)))
+            second, _ = listener.accept()
+            with second:
+                assert second.recv(100) == pack_frame(STATUS, b"later")
 
 
 def test_a_connection_that_was_reset_before_a_message_costs_no_message() -> None:

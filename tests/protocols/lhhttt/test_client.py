@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -33,7 +34,7 @@ from penstock.core.interfaces import LONGEST_PAUSE
 from penstock.protocols.jrtc.destinations import StreamDestination
 from penstock.protocols.jrtc.wire import batch_of_datagrams
 from penstock.protocols.lhhttt import decode_bytes, encode_bytes
-from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused
+from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused, StreamLink
 from penstock.protocols.server import End
 from penstock.queue.waiting import wait_any
 from penstock.relay.faults import FaultRouter, Faults
@@ -215,6 +216,27 @@ def test_a_read_that_is_interrupted_at_any_call_leaves_nothing_to_be_acknowledge
         if left > 0:
             assert number > 10
             return
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_no_request_goes_behind_half_of_one_that_was_interrupted(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_half(link: StreamLink, frames: Sequence[bytes]) -> None:
+        send(link, [frames[0][:500]])
+        raise KeyboardInterrupt
+
+    send = StreamLink.send
+    with served(tcp=True, unix=tmp_path / "socket") as server:
+        with open_writer(URLS[way](server)) as writer:
+            with monkeypatch.context() as patch:
+                patch.setattr(StreamLink, "send", send_half)
+                with pytest.raises(KeyboardInterrupt):
+                    writer.write(b"half" * 500)
+            writer.write_many([b"1" * 2000, b"2"])
+            assert (writer.statistics().messages, writer.statistics().refused) == (2, 1)
+        with open_reader(URLS[way](server)) as reader:
+            assert [message.payload for message in reader.available()] == [b"1" * 2000, b"2"]
 
 
 def test_scattered_messages_are_settled_however_many_their_tags_are() -> None:

@@ -335,10 +335,12 @@ class ControlWriter(_MessageWriter):
             raise
         try:
             self._connected().sendall(frame)
-        except OSError as error:
-            self._disconnect()  # part of the frame may be sent
+        except BaseException as error:
+            self._disconnect()  # part of the frame may be sent, also if a signal interrupted it
             self._refused += 1
-            raise ConnectionLost(self.url, error.strerror or str(error)) from error
+            if isinstance(error, OSError):
+                raise ConnectionLost(self.url, error.strerror or str(error)) from error
+            raise
         self._count_sent(1, len(payload))
 
     def _connected(self) -> socket.socket:

@@ -218,6 +218,28 @@ def test_a_read_that_is_interrupted_at_any_call_leaves_nothing_to_be_acknowledge
             return
 
 
+def test_a_batch_that_is_interrupted_as_it_is_made_is_not_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with served() as server:
+        _put(URLS["udp"](server), b"1", b"2")
+        with open_reader(URLS["udp"](server)) as reader:
+            with monkeypatch.context() as patch:
+                patch.setattr("penstock.core.batch.batch_from_messages", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    reader.read_batch(2, timeout=5)
+            reader.acknowledge()
+            assert server.statistics().queue.acked == 0
+            books = reader.statistics()
+            assert (books.messages, books.bytes, books.backlog) == (0, 0, 2)
+            assert reader.read_batch(2).column("payload").to_pylist() == [b"1", b"2"]
+            reader.acknowledge()
+            assert server.statistics().queue.acked == 2
+
+
 @pytest.mark.parametrize("way", ["tcp", "unix"])
 def test_no_request_goes_behind_half_of_one_that_was_interrupted(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

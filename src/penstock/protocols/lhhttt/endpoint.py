@@ -165,14 +165,21 @@ class LhhtttReader(Reader, Grouped):
         if not self._arrived:
             self._fetch(limit, 0.0)
         taken, rest = self._arrived[:limit], self._arrived[limit:]
-        size = sum([len(message.payload) for message in taken])
-        if taken:
-            self._next_seq = taken[-1].seq + 1
-        self._messages += len(taken)
-        self._bytes += size
+        count, size = len(taken), _size([message.payload for message in taken])
         # Last, with no call behind it: whoever is interrupted before it gets them at the next read.
         self._arrived = rest
+        if taken:
+            self._next_seq = taken[-1].seq + 1
+        self._messages += count
+        self._bytes += size
         return taken
+
+    def _untake(self, messages: list[Message]) -> None:
+        count, size = len(messages), _size([message.payload for message in messages])
+        arrived = messages + self._arrived
+        self._messages -= count
+        self._bytes -= size
+        self._arrived = arrived
 
     def _fetch(self, limit: int, wait: float) -> None:
         now = time.time_ns()

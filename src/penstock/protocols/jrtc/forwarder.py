@@ -285,7 +285,7 @@ class _Route:
     def _serialised(self, stream: StreamId, batch: Batch) -> tuple[Batch, list[Rejected]]:
         """Return the messages that can be serialised, as protobuf, and the others."""
         schema = self._schemas.find(stream)
-        if schema is None and self._schemas.is_broken(stream):  # nobody knows what a struct means
+        if schema is None and self._schemas.has_structs(stream):  # nobody knows what these mean
             reason = "the package of its schema does not have its message"
             every = range(len(batch))
             return batch.slice(len(batch)), [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock import wait_any
 from penstock.core.batch import messages_from_batch
 from penstock.core.endpoints import create, describe, open_reader, open_writer
 from penstock.core.errors import (
@@ -249,6 +250,34 @@ def test_a_reader_whose_seek_failed_stays_where_it_was(tmp_path: Path, is_gone: 
         assert numbers(reader.available()) == list(range(10, 600))
         books = reader.statistics()
     assert (books.messages, books.lost, books.restarts) == (600, 0, 0)
+
+
+@pytest.mark.parametrize("by", ["read", "wait_any"])
+@pytest.mark.parametrize("wait", ["4s", "true"])
+def test_a_wait_for_the_queue_is_no_longer_than_that_of_the_call(
+    tmp_path: Path, wait: str, by: str
+) -> None:
+    create(f"fmq:{tmp_path}/q?layout=classic")
+    with served(tmp_path) as server:
+        port = server.port
+        reader = open_reader(f"{server.url}/q", wait=wait, retry="100ms")
+    with reader:
+        for _ in range(2):
+            began = time.monotonic()
+            if by == "read":
+                assert reader.read(0.3) is None
+            else:
+                assert wait_any([reader], timeout=0.3) == []
+            assert time.monotonic() - began < 2
+        (tmp_path / "q.stat").rename(tmp_path / "away.stat")
+        with served(tmp_path, port=port):
+            assert reader.read(0.3) is None  # the queue is away, its server is not
+            (tmp_path / "away.stat").rename(tmp_path / "q.stat")
+            with open_writer(f"fmq:{tmp_path}/q") as writer:
+                writer.write(b"here again")
+            message = reader.read(20)
+    assert message is not None
+    assert message.payload == b"here again"
 
 
 def test_a_seek_that_is_refused_is_no_outage_and_no_reconnect(tmp_path: Path) -> None:

@@ -441,10 +441,13 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, ConnectionLost)
 
 
-def open_to_read(target: Target, patience: float) -> QueueLink:
-    """Open a queue for reading; with `wait`, once it exists."""
-    wait = target.options.wait
-    if not wait:
+def open_to_read(target: Target, patience: float, limit: float = math.inf) -> QueueLink:
+    """Open a queue for reading; with `wait`, once it exists.
+
+    :param limit: seconds after which it is given up, also with a longer `wait`
+    """
+    wait = min(target.options.wait, limit)
+    if not target.options.wait:
         return open_link(target, OpenMode.READ_ONLY, patience)
     policy = RetryPolicy(
         retry_on=lambda error: isinstance(error, NotFound) or _may_pass(error),

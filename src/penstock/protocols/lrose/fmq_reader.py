@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from itertools import islice
@@ -145,8 +146,13 @@ class FmqReader(Replayable, Reader):
         return link
 
     def _new_link(self, patience: float | None) -> QueueLink:
-        retry = self._options.retry
-        link = open_to_read(self._target, retry if patience is None else min(retry, patience))
+        limit = math.inf if patience is None else patience
+        try:
+            link = open_to_read(self._target, min(self._options.retry, limit), limit)
+        except NotFound as error:
+            if math.isinf(limit) or not self._options.wait:
+                raise
+            raise ConnectionLost(self.url, "the queue is not there yet") from error
         try:
             self._stand_again(link)
         except BaseException:
@@ -560,7 +566,7 @@ class FmqReader(Replayable, Reader):
         self._before = None
         try:
             if not self._ready:
-                self._fetch()
+                self._fetch(patience=self._options.retry)
             return self._hand_over(limit)
         except BaseException:
             self._put_back()
@@ -741,7 +747,7 @@ class FmqReader(Replayable, Reader):
             try:
                 self._fetch(wait, left)
             except ConnectionLost:
-                if deadline is None or self._outage() >= self._options.retry:
+                if deadline is None or self._is_given_up():
                     raise
                 # Timeout; the next call continues to retry.
                 return []
@@ -757,13 +763,14 @@ class FmqReader(Replayable, Reader):
             try:
                 self._fetch(patience=0.0)
             except ConnectionLost:
-                if self._outage() >= self._options.retry:
+                if self._is_given_up():
                     raise
         return bool(self._ready)
 
-    def _outage(self) -> float:
-        """Return the seconds without a connection."""
-        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+    def _is_given_up(self) -> bool:
+        """Tell whether the server, or its queue, was away for longer than the options allow."""
+        outage = 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+        return outage >= max(self._options.retry, self._options.wait)
 
     # --- the rest ---------------------------------------------------------------------------
 

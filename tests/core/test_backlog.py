@@ -30,3 +30,13 @@ def test_what_is_looked_at_stays_until_it_is_dropped() -> None:
     assert backlog.first(2) == backlog.first(2) == [1, 2]
     backlog.drop(2)
     assert backlog.first(2) == [3]
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_what_is_put_back_comes_first(dropped: int, count: int) -> None:
+    backlog: Backlog[int] = Backlog()
+    backlog.extend(range(9))
+    backlog.drop(dropped)
+    backlog.put_back(list(range(dropped - count, dropped)))
+    assert backlog.first(99) == list(range(dropped - count, 9))
+    assert len(backlog) == 9 - dropped + count

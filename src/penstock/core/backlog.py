@@ -45,3 +45,8 @@ class Backlog(Generic[T]):
         else:
             del self._items[:dropped]
             self._dropped = 0
+
+    def put_back(self, items: list[T]) -> None:
+        """Return items to the front."""
+        self._items[: self._dropped] = items
+        self._dropped = 0

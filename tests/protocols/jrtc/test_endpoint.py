@@ -6,6 +6,7 @@ import itertools
 import socket
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -30,7 +31,7 @@ from penstock.protocols.jrtc.wire import pack_frame
 from penstock.queue.streams import InputStream
 from penstock.relay.copy import copy
 from protocols.jrtc.forwarded import HOST, STATUS, UP, listening, port_of, send, stream_of
-from support.interruption import Interrupted, interrupted_after
+from support.interruption import Interrupted, interrupted_after, interrupted_at_call
 from support.until import until
 
 
@@ -70,6 +71,33 @@ def test_datagrams_wait_for_a_reader_that_is_slow() -> None:
         until(lambda: reader.statistics().backlog + reader.statistics().lost == 1000)
         assert sum(len(reader.read_many(64)) for _ in range(20)) == 1000
         assert reader.statistics().lost == 0
+
+
+@pytest.mark.parametrize("by", ["many", "batch"])
+def test_a_read_that_is_interrupted_at_any_call_takes_nothing(by: str) -> None:
+    def read(reader: DatagramReader) -> list[bytes]:
+        if by == "many":
+            return [message.payload for message in reader.read_many(4)]
+        return cast("list[bytes]", reader.read_batch(4).column("payload").to_pylist())
+
+    for call in itertools.count(1, 2):
+        got: list[bytes] = []
+        where = ""
+        with reader_at() as reader:
+            send(reader.port, *(STATUS + b"%d" % i for i in range(6)))
+            until(lambda reader=reader: reader.statistics().backlog == 6)  # type: ignore[misc]
+            try:
+                with interrupted_at_call(call, "penstock"):
+                    got += read(reader)
+            except Interrupted as place:
+                where = f"at {place}"
+            while found := read(reader):
+                got += found
+            books = reader.statistics()
+        assert got == [b"%d" % i for i in range(6)], where
+        assert (books.messages, books.bytes, books.next_seq, books.backlog) == (6, 6, 6, 0), where
+        if not where:
+            return
 
 
 def test_a_writer_sends_what_a_forwarder_would() -> None:

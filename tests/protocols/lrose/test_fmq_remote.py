@@ -32,7 +32,7 @@ from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN, FmqWriter
 from penstock.queue.classic.layout import Status
 from protocols.lrose.serving import served
-from support.interruption import Interrupted, interrupted_at_line, take
+from support.interruption import Interrupted, interrupted_at_call, interrupted_at_line, take
 
 
 def numbers(messages: object) -> list[int]:
@@ -226,6 +226,51 @@ def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
             after = reader.statistics()
             assert found == list(range(30)), where
             assert (after.messages - before.messages, after.lost) == (30, 0), where
+            if not where:
+                return
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), Malformed("reply", "it", "one", "none")])
+def test_a_read_that_is_interrupted_is_no_outage_and_no_reconnect(
+    fmq_server: FmqServer, queue_name: str, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def failing(*_: object) -> None:
+        monkeypatch.undo()
+        raise fault
+
+    url = f"{fmq_server.url}/{queue_name}-{type(fault).__name__}"
+    with open_writer(url) as writer, open_reader(url) as reader:
+        assert isinstance(reader, FmqReader)
+        writer.write(b"0")
+        monkeypatch.setattr("penstock.protocols.lrose.fmq_client.decode_messages", failing)
+        with pytest.raises(type(fault)):
+            reader.read(5)
+        assert numbers(reader.read_many(5, 5)) == [0]
+        assert reader.reconnects == 0
+
+
+# As above.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_seek_that_is_interrupted_at_any_call_loses_nothing(
+    fmq_server: FmqServer, queue_name: str
+) -> None:
+    url = f"{fmq_server.url}/{queue_name}"
+    with open_writer(url) as writer:
+        writer.write_many([b"%d" % i for i in range(30)])
+    with open_reader(url) as reader:
+        for call in itertools.count(1):
+            reader.seek("start")
+            assert len(reader.read_many(5)) == 5
+            where = ""
+            try:
+                with interrupted_at_call(call, "penstock/protocols/lrose"):
+                    reader.seek(20)
+            except Interrupted as place:
+                where = f"at {place}"
+            message = reader.read(5)
+            assert message is not None, where
+            assert message.seq == (5 if where else 20), where
+            assert reader.statistics().lost == 0, where
             if not where:
                 return
 

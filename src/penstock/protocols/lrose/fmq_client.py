@@ -494,18 +494,15 @@ class ReceivedMessages:
         #: Messages of other types that were left out.
         self.filtered = 0
 
-    def clear(self) -> tuple[list[Message], Malformed | None]:
-        """Drop all messages; return what `put_back` needs."""
-        dropped = list(self.ready), self.failure
-        self.ready.clear()
-        self.failure = None
-        return dropped
+    def contents(self) -> tuple[list[Message], Malformed | None]:
+        """Return all messages, for `replace`."""
+        return list(self.ready), self.failure
 
-    def put_back(self, dropped: tuple[list[Message], Malformed | None]) -> None:
-        """Replace all messages by those that `clear` dropped."""
+    def replace(self, contents: tuple[list[Message], Malformed | None] = ([], None)) -> None:
+        """Replace all messages by earlier contents, or by none."""
         self.ready.clear()
-        self.ready.extend(dropped[0])
-        self.failure = dropped[1]
+        self.ready.extend(contents[0])
+        self.failure = contents[1]
 
     def with_more(
         self, messages: Messages, seqs: Sequence[int]

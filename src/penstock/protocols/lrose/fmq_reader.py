@@ -267,14 +267,15 @@ class FmqReader(Replayable, Reader):
         self._check_open()
         place = Position.of(position)
         before = self._next, self._near, self._proof, self._delivered
-        dropped = self._received.clear()
-        self._delivered = Delivered()
+        received = self._received.contents()
         try:
+            self._received.replace()
+            self._delivered = Delivered()
             self._seek(place)
         except BaseException as error:
             # It stays where it was: the next read connects again, and resumes there.
             self._give_up_link(is_lost=isinstance(error, ConnectionLost))
-            self._received.put_back(dropped)
+            self._received.replace(received)
             self._next, self._near, self._proof, self._delivered = before
             self._is_skipping = False
             raise
@@ -645,7 +646,7 @@ class FmqReader(Replayable, Reader):
                 if not self._fetch_once(link, wait):
                     return
             except (ConnectionLost, Malformed) as error:
-                self._give_up_link()
+                self._give_up_link(is_lost=isinstance(error, ConnectionLost))
                 if isinstance(error, Malformed):
                     raise
                 continue
@@ -671,7 +672,7 @@ class FmqReader(Replayable, Reader):
             raise
         except BaseException:
             # After Ctrl-C, a reply may be lost: the next read connects again, at `_next`.
-            self._give_up_link()
+            self._give_up_link(is_lost=False)
             raise
 
     def _is_skipped(self, link: QueueLink) -> bool:

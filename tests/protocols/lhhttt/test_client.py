@@ -26,6 +26,7 @@ from penstock.core.errors import (
     Malformed,
     MessageTooLarge,
     PositionError,
+    StorageError,
     Unacknowledged,
     Unsupported,
     WriteTimeout,
@@ -33,8 +34,10 @@ from penstock.core.errors import (
 from penstock.core.interfaces import LONGEST_PAUSE
 from penstock.protocols.jrtc.destinations import StreamDestination
 from penstock.protocols.jrtc.wire import batch_of_datagrams
-from penstock.protocols.lhhttt import decode_bytes, encode_bytes
+from penstock.protocols.lhhttt import commands, decode_bytes, encode_bytes
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused, StreamLink
+from penstock.protocols.lhhttt.commands import Reply
+from penstock.protocols.lhhttt.journal import Journal
 from penstock.protocols.server import End
 from penstock.queue.waiting import wait_any
 from penstock.relay.faults import FaultRouter, Faults
@@ -133,6 +136,29 @@ def test_a_request_of_which_a_part_is_stored_is_in_doubt(tmp_path: Path) -> None
                 writer.write_many([b"first", bytes(100_000), b"last"])
             assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 3)
         assert server.statistics().queue.queued == 1
+
+
+def test_a_request_that_failed_in_part_is_in_doubt_also_if_the_queue_is_full_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write_a_part(journal: Journal, messages: Sequence[bytes]) -> None:
+        monkeypatch.setattr(Journal, "_write", write)
+        write(journal, messages[:2])
+        raise StorageError("writing to", "the journal", OSError(28, "No space left on device"))
+
+    def exchange_and_fill(client: QueueClient, about: bytes, frame: bytes) -> Reply:
+        reply = exchange(client, about, frame)
+        if reply.code == commands.Code.FAILED:
+            _put(URLS["udp"](server), *[b"other"] * 18)  # the disk has room again, the queue none
+        return reply
+
+    write, exchange = Journal._write, QueueClient._exchange
+    with served(capacity=20) as server, open_writer(URLS["udp"](server), timeout="500ms") as writer:
+        monkeypatch.setattr(Journal, "_write", write_a_part)
+        monkeypatch.setattr(QueueClient, "_exchange", exchange_and_fill)
+        with pytest.raises(Unacknowledged, match="holds 20 messages") as caught:
+            writer.write_many([b"%d" % number for number in range(10)])
+        assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 10)
 
 
 def test_a_tag_that_was_never_issued_is_named_as_it_was_asked_about() -> None:

@@ -383,20 +383,23 @@ class QueueClient(Closable):
         seq = next(self._seqs)
         frame = store_request(self._name, seq, messages)
         deadline = time.monotonic() + self._timeout
+        has_failed = False
         for wait in _WAITS.delays(self._rng):
             reply = self._exchange(b"%d" % seq, frame)
             if reply.code is None:
                 return
-            if reply.code not in {Code.FULL, Code.FAILED}:
+            has_failed |= reply.code == Code.FAILED
+            if reply.code in {Code.FULL, Code.FAILED} and time.monotonic() + wait <= deadline:
+                time.sleep(wait)
+                continue
+            if has_failed:  # at one of them: those before it are stored, whatever it says now
+                raise ConnectionLost(self.server, f"it answers, and fails: {reply.text}")
+            if reply.code != Code.FULL:
                 raise QueueRefused(self.server, reply.code, reply.text)
-            if time.monotonic() + wait > deadline:
-                if reply.code == Code.FAILED:  # at one of them: those before it are stored
-                    raise ConnectionLost(self.server, f"it answers, and fails: {reply.text}")
-                raise WriteTimeout(
-                    f"{self.server} takes no message: {reply.text}",
-                    hint="its readers are slower than its writers, or have stopped",
-                )
-            time.sleep(wait)
+            raise WriteTimeout(
+                f"{self.server} takes no message: {reply.text}",
+                hint="its readers are slower than its writers, or have stopped",
+            )
 
     def get(self, most: int, wait: float = 0.0) -> tuple[Tags, Sequence[bytes]]:
         """Lease up to `most` messages; wait up to `wait` seconds for the first.

@@ -48,7 +48,7 @@ _LOOK: Final = 0.2
 _BETWEEN_BOOKS: Final = 0.05
 #: Seconds that what is there at the end has to leave.
 _DRAINING: Final = 2.0
-#: Seconds after which a destination that is still sending is left alone. A web server has 10.
+#: Seconds that `close` waits for a destination that is inside `send`; an HTTP request may take 10.
 _LEAVING: Final = 15.0
 
 

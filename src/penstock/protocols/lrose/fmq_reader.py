@@ -621,7 +621,7 @@ class FmqReader(Replayable, Reader):
         if len(messages) == len(ready):
             ready.clear()
         else:
-            # In one call, which no signal interrupts half-way.
+            # Pops them inside one C call, so that no signal comes between two.
             deque(islice(iter(ready.popleft, None), len(messages)), maxlen=0)
         self._messages += len(messages)
         self._bytes += size

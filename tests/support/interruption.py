@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.core.capabilities import InPlaceReader
     from penstock.core.interfaces import Reader
 
-__all__ = ["Interrupted", "interrupted_after", "interrupted_at_line", "take"]
+__all__ = ["Interrupted", "interrupted_after", "interrupted_at_call", "interrupted_at_line", "take"]
 
 
 class Interrupted(BaseException):
@@ -69,6 +69,30 @@ def interrupted_at_line(
         yield lines
     finally:
         sys.settrace(None)
+        gc.enable()
+
+
+@contextmanager
+def interrupted_at_call(number: int, folder: str) -> Iterator[None]:
+    """Raise `Interrupted` where CPython handles signals, in the modules in `folder`.
+
+    That is where a function of theirs begins, or one in C has returned to them.
+    """
+    calls = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if f"/{folder}/" not in frame.f_code.co_filename or event not in {"call", "c_return"}:
+            return
+        if next(calls) == number:
+            sys.setprofile(None)
+            raise Interrupted(f"line {frame.f_lineno} of {frame.f_code.co_filename}")
+
+    gc.disable()  # as above
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
         gc.enable()
 
 

@@ -234,6 +234,12 @@ class Reader(_Endpoint):
     def _take(self, limit: int) -> list[Message]:
         """Return up to `limit` available messages, without waiting."""
 
+    def _untake(self, messages: list[Message]) -> None:
+        """Return the messages of the last `_take` again: a signal interrupted what came after it.
+
+        A reader with a `read_batch` of its own needs none.
+        """
+
     @abstractmethod
     def seek(self, position: PositionLike) -> None:
         """Move to a position: the next read returns the message there.
@@ -283,7 +289,12 @@ class Reader(_Endpoint):
         """Return up to `n` messages as one Arrow batch; wait for the first as `read` does."""
         from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
 
-        return batch_from_messages(self.read_many(n, timeout))
+        messages = self.read_many(n, timeout)
+        try:
+            return batch_from_messages(messages)
+        except BaseException:
+            self._untake(messages)
+            raise
 
     def read_batch_with_origins(self, n: int, timeout: float | None = 0) -> Batch:
         """Read as `read_batch` does, with the column `origin_ns`: see `Message.origin_ns`."""

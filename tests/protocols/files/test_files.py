@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ import time
 import tracemalloc
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -34,9 +35,11 @@ from penstock.core.errors import (
     PositionError,
     StorageError,
 )
+from penstock.core.interfaces import Reader
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 from penstock.relay import Relay, relay_options
+from support.interruption import Interrupted, interrupted_at_call
 from support.small_disks import small_disk_at
 
 KINDS = ["parquet", "arrow", "csv", "jsonl", "mcap"]
@@ -532,3 +535,37 @@ def test_messages_of_nobody_are_numbered(tmp_path: Path) -> None:
     assert rows.column("seq").to_pylist() == [0, 1, 2, 3, 4]
     assert rows.column("created_ns").to_pylist()[:2] == [1000, 1001]
     assert all(moment > 1 << 60 for moment in rows.column("created_ns").to_pylist()[2:])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("by", ["many", "batch"])
+def test_a_read_that_is_interrupted_at_any_call_reads_no_row_and_skips_none(
+    tmp_path: Path, kind: str, by: str
+) -> None:
+    def read(reader: Reader) -> list[bytes]:
+        if by == "many":
+            return [message.payload for message in reader.read_many(10)]
+        return cast("list[bytes]", reader.read_batch(10).column("payload").to_pylist())
+
+    url = f"{kind}:{tmp_path}/rows"
+    rows = [b"%d" % number for number in range(25)]
+    with open_writer(url) as writer:
+        writer.write_many(rows)
+    with open_reader(url) as reader:
+        read(reader)  # what is imported late would be interrupted
+    for call in itertools.count(1, 2):
+        got: list[bytes] = []
+        where = ""
+        with open_reader(url) as reader:
+            try:
+                with interrupted_at_call(call, "penstock"):
+                    got += read(reader)
+            except Interrupted as place:
+                where = f"at {place}"
+            while found := read(reader):
+                got += found
+            books = reader.statistics()
+        assert got == rows, where
+        assert (books.messages, books.bytes, books.next_seq) == (25, 40, 25), where
+        if not where:
+            return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import Batch, create, describe, open_reader, open_writer
+from penstock import Batch, create, describe, open_reader, open_writer, wait_any
 from penstock.core.errors import ConnectionLost, NotFound, ServerBusy, Unacknowledged
 from penstock.core.overflow import QueueFull
 from penstock.protocols.flight import bulk
@@ -185,6 +185,23 @@ def test_a_reader_gives_up_when_its_time_is_over(tmp_path: Path) -> None:
         with open_writer(f"fmq:{tmp_path}/a") as writer:
             writer.write(b"x")
         assert reader.read(5) is not None  # and goes on when it is asked again
+
+
+def test_who_waits_for_several_readers_waits_no_longer_for_one_whose_server_is_away(
+    tmp_path: Path,
+) -> None:
+    create(f"fmq:{tmp_path}/a")
+    with server_process(tmp_path) as server, open_reader(f"{server.url}a", retry="4s") as reader:
+        server.kill()
+        began = time.monotonic()
+        assert wait_any([reader], timeout=0.5) == []
+        assert time.monotonic() - began < 3
+        assert wait_any([reader], timeout=20) == [reader]  # after `retry`: its read raises
+        server.start()
+        with open_writer(f"fmq:{tmp_path}/a") as writer:
+            writer.write(b"x")
+        assert wait_any([reader], timeout=SOON) == [reader]
+        assert reader.read(5) is not None
 
 
 def test_a_child_that_was_forked_is_told_to_start_anew(url: str, local: str) -> None:

@@ -168,6 +168,21 @@ def test_structs_whose_message_is_gone_are_rejected_and_not_sent_as_they_are(
     assert box.payloads == []
 
 
+def test_protobuf_is_forwarded_as_it_is_also_if_its_package_lost_the_message(
+    tmp_path: Path,
+) -> None:
+    schemas, box = example_schemas(), Box()
+    schemas.upsert(as_set(describe({"other": [("id", "uint32")]}, name="example.proto")))
+    with (
+        forwarding(tmp_path, {2: box}, schemas) as forwarder,
+        OutputStream.create(STATUS, owner="codelet", directory=tmp_path) as stream,
+    ):
+        stream.write_many([UP] * 2)
+        until(lambda: forwarder.statistics().taken == 2)
+    assert forwarder.statistics().routes[2].rejected == {}
+    assert box.payloads == [UP] * 2
+
+
 def test_what_does_not_fit_a_datagram_is_a_dead_letter_and_never_cut(tmp_path: Path) -> None:
     dead = open_writer(f"log:{tmp_path}/dead")
     with (

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -25,6 +26,7 @@ from penstock.core.errors import (
     Malformed,
     MessageTooLarge,
     PositionError,
+    StorageError,
     Unacknowledged,
     Unsupported,
     WriteTimeout,
@@ -32,8 +34,10 @@ from penstock.core.errors import (
 from penstock.core.interfaces import LONGEST_PAUSE
 from penstock.protocols.jrtc.destinations import StreamDestination
 from penstock.protocols.jrtc.wire import batch_of_datagrams
-from penstock.protocols.lhhttt import decode_bytes, encode_bytes
-from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused
+from penstock.protocols.lhhttt import commands, decode_bytes, encode_bytes
+from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused, StreamLink
+from penstock.protocols.lhhttt.commands import Reply
+from penstock.protocols.lhhttt.journal import Journal
 from penstock.protocols.server import End
 from penstock.queue.waiting import wait_any
 from penstock.relay.faults import FaultRouter, Faults
@@ -134,6 +138,29 @@ def test_a_request_of_which_a_part_is_stored_is_in_doubt(tmp_path: Path) -> None
         assert server.statistics().queue.queued == 1
 
 
+def test_a_request_that_failed_in_part_is_in_doubt_also_if_the_queue_is_full_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write_a_part(journal: Journal, messages: Sequence[bytes]) -> None:
+        monkeypatch.setattr(Journal, "_write", write)
+        write(journal, messages[:2])
+        raise StorageError("writing to", "the journal", OSError(28, "No space left on device"))
+
+    def exchange_and_fill(client: QueueClient, about: bytes, frame: bytes) -> Reply:
+        reply = exchange(client, about, frame)
+        if reply.code == commands.Code.FAILED:
+            _put(URLS["udp"](server), *[b"other"] * 18)  # the disk has room again, the queue none
+        return reply
+
+    write, exchange = Journal._write, QueueClient._exchange
+    with served(capacity=20) as server, open_writer(URLS["udp"](server), timeout="500ms") as writer:
+        monkeypatch.setattr(Journal, "_write", write_a_part)
+        monkeypatch.setattr(QueueClient, "_exchange", exchange_and_fill)
+        with pytest.raises(Unacknowledged, match="holds 20 messages") as caught:
+            writer.write_many([b"%d" % number for number in range(10)])
+        assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 10)
+
+
 def test_a_tag_that_was_never_issued_is_named_as_it_was_asked_about() -> None:
     with served() as server, Asker(server.port) as asker:
         asker.ask(b"PUT:message")
@@ -215,6 +242,49 @@ def test_a_read_that_is_interrupted_at_any_call_leaves_nothing_to_be_acknowledge
         if left > 0:
             assert number > 10
             return
+
+
+def test_a_batch_that_is_interrupted_as_it_is_made_is_not_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with served() as server:
+        _put(URLS["udp"](server), b"1", b"2")
+        with open_reader(URLS["udp"](server)) as reader:
+            with monkeypatch.context() as patch:
+                patch.setattr("penstock.core.batch.batch_from_messages", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    reader.read_batch(2, timeout=5)
+            reader.acknowledge()
+            assert server.statistics().queue.acked == 0
+            books = reader.statistics()
+            assert (books.messages, books.bytes, books.backlog) == (0, 0, 2)
+            assert reader.read_batch(2).column("payload").to_pylist() == [b"1", b"2"]
+            reader.acknowledge()
+            assert server.statistics().queue.acked == 2
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_no_request_goes_behind_half_of_one_that_was_interrupted(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_half(link: StreamLink, frames: Sequence[bytes]) -> None:
+        send(link, [frames[0][:500]])
+        raise KeyboardInterrupt
+
+    send = StreamLink.send
+    with served(tcp=True, unix=tmp_path / "socket") as server:
+        with open_writer(URLS[way](server)) as writer:
+            with monkeypatch.context() as patch:
+                patch.setattr(StreamLink, "send", send_half)
+                with pytest.raises(KeyboardInterrupt):
+                    writer.write(b"half" * 500)
+            writer.write_many([b"1" * 2000, b"2"])
+            assert (writer.statistics().messages, writer.statistics().refused) == (2, 1)
+        with open_reader(URLS[way](server)) as reader:
+            assert [message.payload for message in reader.available()] == [b"1" * 2000, b"2"]
 
 
 def test_scattered_messages_are_settled_however_many_their_tags_are() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock import wait_any
 from penstock.core.batch import messages_from_batch
 from penstock.core.endpoints import create, describe, open_reader, open_writer
 from penstock.core.errors import (
@@ -31,7 +32,7 @@ from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN, FmqWriter
 from penstock.queue.classic.layout import Status
 from protocols.lrose.serving import served
-from support.interruption import Interrupted, interrupted_at_line, take
+from support.interruption import Interrupted, interrupted_at_call, interrupted_at_line, take
 
 
 def numbers(messages: object) -> list[int]:
@@ -229,6 +230,51 @@ def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
                 return
 
 
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), Malformed("reply", "it", "one", "none")])
+def test_a_read_that_is_interrupted_is_no_outage_and_no_reconnect(
+    fmq_server: FmqServer, queue_name: str, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def failing(*_: object) -> None:
+        monkeypatch.undo()
+        raise fault
+
+    url = f"{fmq_server.url}/{queue_name}-{type(fault).__name__}"
+    with open_writer(url) as writer, open_reader(url) as reader:
+        assert isinstance(reader, FmqReader)
+        writer.write(b"0")
+        monkeypatch.setattr("penstock.protocols.lrose.fmq_client.decode_messages", failing)
+        with pytest.raises(type(fault)):
+            reader.read(5)
+        assert numbers(reader.read_many(5, 5)) == [0]
+        assert reader.reconnects == 0
+
+
+# As above.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_seek_that_is_interrupted_at_any_call_loses_nothing(
+    fmq_server: FmqServer, queue_name: str
+) -> None:
+    url = f"{fmq_server.url}/{queue_name}"
+    with open_writer(url) as writer:
+        writer.write_many([b"%d" % i for i in range(30)])
+    with open_reader(url) as reader:
+        for call in itertools.count(1):
+            reader.seek("start")
+            assert len(reader.read_many(5)) == 5
+            where = ""
+            try:
+                with interrupted_at_call(call, "penstock/protocols/lrose"):
+                    reader.seek(20)
+            except Interrupted as place:
+                where = f"at {place}"
+            message = reader.read(5)
+            assert message is not None, where
+            assert message.seq == (5 if where else 20), where
+            assert reader.statistics().lost == 0, where
+            if not where:
+                return
+
+
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_reader_whose_seek_failed_stays_where_it_was(tmp_path: Path, is_gone: bool) -> None:
     create(f"fmq:{tmp_path}/q?layout=classic")
@@ -249,6 +295,34 @@ def test_a_reader_whose_seek_failed_stays_where_it_was(tmp_path: Path, is_gone: 
         assert numbers(reader.available()) == list(range(10, 600))
         books = reader.statistics()
     assert (books.messages, books.lost, books.restarts) == (600, 0, 0)
+
+
+@pytest.mark.parametrize("by", ["read", "wait_any"])
+@pytest.mark.parametrize("wait", ["4s", "true"])
+def test_a_wait_for_the_queue_is_no_longer_than_that_of_the_call(
+    tmp_path: Path, wait: str, by: str
+) -> None:
+    create(f"fmq:{tmp_path}/q?layout=classic")
+    with served(tmp_path) as server:
+        port = server.port
+        reader = open_reader(f"{server.url}/q", wait=wait, retry="100ms")
+    with reader:
+        for _ in range(2):
+            began = time.monotonic()
+            if by == "read":
+                assert reader.read(0.3) is None
+            else:
+                assert wait_any([reader], timeout=0.3) == []
+            assert time.monotonic() - began < 2
+        (tmp_path / "q.stat").rename(tmp_path / "away.stat")
+        with served(tmp_path, port=port):
+            assert reader.read(0.3) is None  # the queue is away, its server is not
+            (tmp_path / "away.stat").rename(tmp_path / "q.stat")
+            with open_writer(f"fmq:{tmp_path}/q") as writer:
+                writer.write(b"here again")
+            message = reader.read(20)
+    assert message is not None
+    assert message.payload == b"here again"
 
 
 def test_a_seek_that_is_refused_is_no_outage_and_no_reconnect(tmp_path: Path) -> None:

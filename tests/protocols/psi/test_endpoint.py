@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
 import threading
 import time
 from pathlib import Path
+from typing import cast
 from uuid import uuid4
 
 import pytest
@@ -21,6 +23,7 @@ from penstock.core.errors import (
     NotFound,
     PositionError,
 )
+from penstock.core.interfaces import Reader
 from penstock.protocols.psi import (
     RuntimeInfo,
     ServerHello,
@@ -34,6 +37,7 @@ from penstock.protocols.psi.endpoint import PsiWriter
 from penstock.protocols.psi.exporter.server import RemoteExporter
 from penstock.protocols.psi.handshake import encode_burst
 from penstock.relay.copy import copy, fields_lost
+from support.interruption import Interrupted, interrupted_at_call
 from support.mosquitto import free_port
 from support.until import until
 
@@ -281,3 +285,35 @@ def test_who_gets_nothing_from_psis_exporter_is_told_why(caplog: pytest.LogCaptu
         pytest.raises(ConnectionLost, match="9 messages do not come"),
     ):
         reader.read_many(5)
+
+
+@pytest.mark.parametrize("by", ["many", "batch"])
+def test_a_read_that_is_interrupted_at_any_call_takes_nothing(by: str) -> None:
+    def read(reader: Reader) -> list[int]:
+        if by == "many":
+            return [message.seq for message in reader.read_many(4)]
+        return cast("list[int]", reader.read_batch(4).column("seq").to_pylist())
+
+    with RemoteExporter(port=0) as exporter:
+        floats = exporter.exporter.write(None, "Floats", "float")
+        for i in range(6):
+            floats.post(float(i), NOW + i)
+        url = f"psi://127.0.0.1:{exporter.port}/Floats"
+        for call in itertools.count(1, 3):
+            got: list[int] = []
+            where = ""
+            with open_reader(url, quiet="10ms") as reader:
+                until(lambda reader=reader: reader.statistics().backlog == 6)  # type: ignore[misc]
+                try:
+                    with interrupted_at_call(call, "penstock"):
+                        got += read(reader)
+                except Interrupted as place:
+                    where = f"at {place}"
+                while found := read(reader):
+                    got += found
+                books = reader.statistics()
+            assert got == list(range(6)), where
+            assert (books.messages, books.bytes) == (6, 24), where
+            assert (books.lost, books.backlog, books.next_seq) == (0, 0, 6), where
+            if not where:
+                return

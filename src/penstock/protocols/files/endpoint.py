@@ -464,9 +464,7 @@ class FileReader(Replayable, Reader):
     def seek(self, position: PositionLike) -> None:
         self._check_open()
         place = Position.of(position)
-        self._next = 0 if place.anchor == "start" else self._number(place)
-        self._pending = None
-        self._batches = self._format.batches(self._path, self._next, self._options)
+        self._parse_from(0 if place.anchor == "start" else self._number(place))
 
     def _number(self, place: Position) -> int:
         if place.anchor == "time":
@@ -487,7 +485,14 @@ class FileReader(Replayable, Reader):
             yield from self._format.batches(self._path, 0, self._options)
 
     def _take(self, limit: int) -> list[Message]:
-        return list(messages_from_batch(self.read_batch(limit)))
+        batch = self.read_batch(limit)
+        try:
+            return list(messages_from_batch(batch))
+        except BaseException:
+            self._parse_from(self._next - batch.num_rows)
+            self._messages -= batch.num_rows
+            self._bytes -= _size(batch)
+            raise
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         del timeout  # a file has no later messages
@@ -495,12 +500,20 @@ class FileReader(Replayable, Reader):
         if pending is None or n < 1:
             return batch_from_messages([])
         batch, rest = pending.slice(0, n), pending.slice(n)
-        self._pending = rest if rest.num_rows else None
-        numbers = pa.array(range(self._next, self._next + batch.num_rows), pa.int64())
-        self._next += batch.num_rows
-        self._messages += batch.num_rows
-        self._bytes += pc.sum(pc.binary_length(batch.column("payload"))).as_py()
-        return batch.set_column(0, BATCH_SCHEMA.field("seq"), numbers)
+        count, left, size = batch.num_rows, rest.num_rows, _size(batch)
+        end = self._next + count
+        numbers = pa.array(range(self._next, end), pa.int64())
+        batch = batch.set_column(0, BATCH_SCHEMA.field("seq"), numbers)
+        # No call from here on: whoever is interrupted before gets them at the next read.
+        self._pending = rest if left else None
+        self._next = end
+        self._messages += count
+        self._bytes += size
+        return batch
+
+    def _parse_from(self, seq: int) -> None:
+        batches = self._format.batches(self._path, seq, self._options)
+        self._next, self._pending, self._batches = seq, None, batches
 
     def _parsed(self) -> Batch | None:
         """Return the next rows, parsed and not read yet; None: the end is reached."""
@@ -510,8 +523,9 @@ class FileReader(Replayable, Reader):
                 with _storage_errors("reading", self._path):
                     self._pending = next(self._batches, None)
             except BaseException:
-                # An iterator that has failed is at its end: the next read would find no error.
-                self._batches = self._format.batches(self._path, self._next, self._options)
+                # An iterator that has failed is at its end: the next read would find no error. One
+                # that a signal interrupted may have gone on.
+                self._parse_from(self._next)
                 raise
         return self._pending
 
@@ -542,3 +556,8 @@ class FileReader(Replayable, Reader):
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed(f"{self.url} was closed")
+
+
+def _size(batch: Batch) -> int:
+    """Return the bytes of the payloads of a batch."""
+    return pc.sum(pc.binary_length(batch.column("payload"))).as_py() or 0

@@ -183,14 +183,18 @@ class Answers:
     def _source(
         self, place: Place, reader: str, options: dict[str, str], start: Position
     ) -> Source:
-        """Return the kept reader of a client, or open one at `start`: the rest may be damaged."""
+        """Return the kept reader of a client, or open one at `start`.
+
+        Not at the oldest message: older segments may be damaged.
+        """
         kept = self.readers.take(reader, place, options)
         if kept is not None:
             return kept
         try:
             return Source(place, options, start)
         except (DamagedQueue, PositionError):
-            # A mark of an earlier epoch says nothing about this one: `stand_at` sees to it.
+            # `start` is of an earlier epoch, or unreadable. Open at the oldest; `stand_at` or
+            # `seek` checks the position.
             return Source(place, options, Position.START)
 
     def _reading(self, options: dict[str, str]) -> dict[str, str]:

@@ -551,7 +551,7 @@ class _BulkSession(Session):
         self._is_answered = True
 
     def close(self) -> None:
-        """Tell the client of an orderly stop: what has no answer by now is not appended."""
+        """At an orderly stop, tell the client that its unanswered pieces were not appended."""
         is_all_told = self._append is not None and self._is_answered
         if is_all_told and self._port.answers.is_stopping() and self.connection.is_writable():
             with contextlib.suppress(OSError):

@@ -14,7 +14,14 @@ from pyarrow import flight
 
 from penstock.core.batch import check_batch, messages_from_batch
 from penstock.core.capabilities import Held, Replayable
-from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PenstockError
+from penstock.core.errors import (
+    Closed,
+    ConnectionLost,
+    Malformed,
+    NotFound,
+    PenstockError,
+    ServerBusy,
+)
 from penstock.core.interfaces import Ancestor, Bounds, Concluding, Reader
 from penstock.core.position import Position, check_seek
 from penstock.core.retry import retry
@@ -87,6 +94,8 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         self._filtered = self._restarts = 0
         self._losses = LossLedger()
         self._acknowledged_at = 0.0
+        #: Since when `_has_news` has found no connection.
+        self._lost_since: float | None = None
         try:
             #: The mark after the last batch received, where the next request starts; and the
             #: stream's end as last told.
@@ -196,13 +205,31 @@ class FlightReader(Concluding, Replayable, Held, Reader):
             left = _SLICE if deadline is None else deadline - time.monotonic()
             self._wait = max(0.0, min(left, _SLICE))
             # However long a reconnect takes: False only after an answer without messages.
-            if retry(self._advance, policy, on_retry=self._note_break):
+            has_come = retry(self._advance, policy, on_retry=self._note_break)
+            self._lost_since = None
+            if has_come:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
     def _has_news(self) -> bool:
-        return self._has_messages(0)  # what it receives stays in `_arrivals`
+        self._check_open()
+        self._give_back()
+        if self._arrivals:
+            return True
+        self._wait = 0.0
+        try:
+            has_news = self._advance()  # what it receives stays in `_arrivals`
+        except (ConnectionLost, ServerBusy):
+            # One attempt a look: the caller waits for other readers, too.
+            now = time.monotonic()
+            if self._lost_since is None:
+                self._lost_since = now
+            if now - self._lost_since >= self._target.options.retry:
+                raise
+            return False
+        self._lost_since = None
+        return has_news
 
     def _note_break(self, attempt: int, error: Exception, delay: float) -> None:
         if attempt == 1:

@@ -76,7 +76,8 @@ class Source:
             self._reader.close()
             raise
         self._books = _NOTHING  # a named reader may have losses to report at the start
-        #: Where its client knows it to be; its reader may have gone over to another queue since.
+        #: The mark last told to the client; the reader may have moved on to a recreated queue
+        #: since.
         self._told_at = self.mark
 
     @property

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from abc import abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import numpy as np
@@ -34,6 +33,7 @@ from penstock.core.errors import (
 from penstock.core.interfaces import LONGEST_SLEEP, BookedWriter, Reader
 from penstock.core.message import Message
 from penstock.core.options import Options, parse_options
+from penstock.core.pending import Pending
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
 from penstock.core.stream_id import StreamId
@@ -50,7 +50,7 @@ from penstock.protocols.jrtc.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike, Writer
@@ -138,9 +138,12 @@ class DatagramReader(Reader):
         super().__init__(url)
         self.port = sock.port
         self._request = request
-        self._news = threading.Condition()
-        self._arrived: deque[Message] = deque()
-        self._waiting = 0
+        #: The reader takes the lock alone: a signal between two calls of a condition would keep it.
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._arrived: Pending[Message] = Pending()
+        #: Bytes of the datagrams that came, and of those that were read.
+        self._came = self._read = 0
         self._seq = self._messages = self._bytes = self._filtered = 0
         self._is_closed = False
         self._server = DatagramServer("jrtc-reader", sock, self._handle, log=log).start()
@@ -148,9 +151,10 @@ class DatagramReader(Reader):
     def _handle(self, datagrams: Datagrams) -> None:
         now = time.time_ns()
         with self._news:
-            while self._waiting > _MOST_WAITING and not self._is_closed:
+            while self._came - self._read > _MOST_WAITING and not self._is_closed:
                 self._news.wait(_LOOK)
             self._filtered += len(datagrams.cut)
+            arrived: list[Message] = []
             for data, _ in datagrams.whole:
                 stream = StreamId(data[:ID_SIZE]) if len(data) >= ID_SIZE else None
                 if stream is None or not self._is_wanted(stream):
@@ -158,8 +162,9 @@ class DatagramReader(Reader):
                     continue
                 message = Message(self._seq, now, now, 0, 0, stream, None, data[ID_SIZE:])
                 self._seq += 1
-                self._waiting += len(data)
-                self._arrived.append(message)
+                self._came += len(data)
+                arrived.append(message)
+            self._arrived.extend(arrived)
             self._news.notify_all()
 
     def _is_wanted(self, stream: StreamId) -> bool:
@@ -168,18 +173,26 @@ class DatagramReader(Reader):
     def _take(self, limit: int) -> list[Message]:
         if self._is_closed:
             raise Closed(f"{self.url} was closed")
-        with self._news:
-            count = min(limit, len(self._arrived))
-            taken = [self._arrived.popleft() for _ in range(count)]
-            size = sum(len(message.payload) for message in taken)
-            self._waiting -= size + ID_SIZE * count
-            self._news.notify_all()
+        with self._lock:
+            self._news.notify_all()  # of the room that the last call made
+        taken = self._arrived.first(limit)
+        count, size = len(taken), _size(taken)
+        self._arrived.drop(count)
+        # No call from here on: whoever is interrupted before gets them at the next read.
+        self._read += size + ID_SIZE * count
         self._messages += count
         self._bytes += size
         return taken
 
+    def _untake(self, messages: list[Message]) -> None:
+        count, size = len(messages), _size(messages)
+        self._arrived.put_back(messages)
+        self._read -= size + ID_SIZE * count
+        self._messages -= count
+        self._bytes -= size
+
     def _pause(self, seconds: float) -> None:
-        with self._news:
+        with self._lock:
             if not self._arrived:
                 self._news.wait(seconds)
 
@@ -208,6 +221,10 @@ class DatagramReader(Reader):
     def close(self) -> None:
         self._is_closed = True
         self._server.close()
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum([len(message.payload) for message in messages])
 
 
 class _MessageWriter(BookedWriter):
@@ -335,10 +352,12 @@ class ControlWriter(_MessageWriter):
             raise
         try:
             self._connected().sendall(frame)
-        except OSError as error:
-            self._disconnect()  # part of the frame may be sent
+        except BaseException as error:
+            self._disconnect()  # part of the frame may be sent, also if a signal interrupted it
             self._refused += 1
-            raise ConnectionLost(self.url, error.strerror or str(error)) from error
+            if isinstance(error, OSError):
+                raise ConnectionLost(self.url, error.strerror or str(error)) from error
+            raise
         self._count_sent(1, len(payload))
 
     def _connected(self) -> socket.socket:

@@ -48,7 +48,7 @@ _LOOK: Final = 0.2
 _BETWEEN_BOOKS: Final = 0.05
 #: Seconds that what is there at the end has to leave.
 _DRAINING: Final = 2.0
-#: Seconds after which a destination that is still sending is left alone. A web server has 10.
+#: Seconds that `close` waits for a destination that is inside `send`; an HTTP request may take 10.
 _LEAVING: Final = 15.0
 
 
@@ -285,7 +285,7 @@ class _Route:
     def _serialised(self, stream: StreamId, batch: Batch) -> tuple[Batch, list[Rejected]]:
         """Return the messages that can be serialised, as protobuf, and the others."""
         schema = self._schemas.find(stream)
-        if schema is None and self._schemas.is_broken(stream):  # nobody knows what a struct means
+        if schema is None and self._schemas.has_structs(stream):  # nobody knows what these mean
             reason = "the package of its schema does not have its message"
             every = range(len(batch))
             return batch.slice(len(batch)), [

@@ -324,6 +324,12 @@ class Schemas:
             association = self._streams.get(schema_key(stream))
             return association is not None and self._schema_of(association) is None
 
+    def has_structs(self, stream: StreamId) -> bool:
+        """Tell whether a stream's payloads are C structs in its queue."""
+        with self._lock:
+            association = self._streams.get(schema_key(stream))
+            return association is not None and association.struct is not None
+
     def _schema_of(self, association: Association) -> Schema | None:
         if association not in self._made:
             self._made[association] = self._make(association)

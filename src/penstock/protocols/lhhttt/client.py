@@ -243,8 +243,9 @@ class QueueClient(Closable):
         self.repeated = self.strays = 0
         #: Messages, and about how many bytes of them, that one request has.
         self._most, self._most_bytes = MOST_MESSAGES, link.batch
-        #: Whether an answer may still arrive on the link that the next request would take for its
-        #: own: it has no number, or names a message that may be asked about again.
+        #: Whether the next request needs a new connection: half a request may be on this one, or an
+        #: answer may still arrive that would be taken for its own, as it has no number, or names a
+        #: message that may be asked about again.
         self._is_used = False
         self.is_reliable = self._ask_caps() if is_reliable is None else is_reliable
 
@@ -382,20 +383,23 @@ class QueueClient(Closable):
         seq = next(self._seqs)
         frame = store_request(self._name, seq, messages)
         deadline = time.monotonic() + self._timeout
+        has_failed = False
         for wait in _WAITS.delays(self._rng):
             reply = self._exchange(b"%d" % seq, frame)
             if reply.code is None:
                 return
-            if reply.code not in {Code.FULL, Code.FAILED}:
+            has_failed |= reply.code == Code.FAILED
+            if reply.code in {Code.FULL, Code.FAILED} and time.monotonic() + wait <= deadline:
+                time.sleep(wait)
+                continue
+            if has_failed:  # at one of them: those before it are stored, whatever it says now
+                raise ConnectionLost(self.server, f"it answers, and fails: {reply.text}")
+            if reply.code != Code.FULL:
                 raise QueueRefused(self.server, reply.code, reply.text)
-            if time.monotonic() + wait > deadline:
-                if reply.code == Code.FAILED:  # at one of them: those before it are stored
-                    raise ConnectionLost(self.server, f"it answers, and fails: {reply.text}")
-                raise WriteTimeout(
-                    f"{self.server} takes no message: {reply.text}",
-                    hint="its readers are slower than its writers, or have stopped",
-                )
-            time.sleep(wait)
+            raise WriteTimeout(
+                f"{self.server} takes no message: {reply.text}",
+                hint="its readers are slower than its writers, or have stopped",
+            )
 
     def get(self, most: int, wait: float = 0.0) -> tuple[Tags, Sequence[bytes]]:
         """Lease up to `most` messages; wait up to `wait` seconds for the first.
@@ -452,17 +456,20 @@ class QueueClient(Closable):
         :raises ConnectionLost: no reply arrived in time.
         """
         deadline = time.monotonic() + self._timeout + wait
+        # A call that is interrupted leaves half a frame, or an answer that nobody waits for.
+        is_used, self._is_used = self._is_used, True
         for pause in _WAITS.delays(self._rng):
             again = min(deadline, time.monotonic() + pause) if self._link.is_lossy else deadline
             try:
-                if self._is_used:
+                if is_used:
                     self._link.renew()
-                    self._is_used = False
+                    is_used = False
                 self._link.send([frame])
                 while (left := again - time.monotonic()) > 0:
                     for answer in self._link.receive(left):
                         reply = self._reply(answer)
                         if reply is not None and reply.about == about:
+                            self._is_used = False
                             return reply
                         self.strays += 1  # late, or of somebody who guesses
             except OSError as error:
@@ -474,7 +481,6 @@ class QueueClient(Closable):
             if time.monotonic() >= deadline:
                 break
             self.repeated += 1
-        self._is_used = True
         raise self._lost(f"no answer came within {self._timeout:g} s")
 
     def _reply(self, answer: bytes) -> Reply | None:

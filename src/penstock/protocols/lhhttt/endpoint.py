@@ -57,7 +57,7 @@ _CANNOT_CARRY: Final = {
 #: Messages that are sent as one call, so that an error tells how far it came.
 _AT_ONCE: Final = 10_000
 #: Longest pause (seconds) between two looks at a queue whose messages nobody gets yet.
-_LONGEST_REST: Final = 0.05
+_LONGEST_IDLE_PAUSE: Final = 0.05
 
 
 class UrlOptions(Options):
@@ -150,7 +150,7 @@ class LhhtttReader(Reader, Grouped):
         #: The queue has said that it holds messages. It also counts those whose delay is not over.
         self._is_promised = False
         #: After a read in vain, it is asked again only then; each pause is longer.
-        self._rest = self._rests_until = 0.0
+        self._idle_pause = self._ask_again_at = 0.0
         #: Of the prototype: why messages behind those that arrived did not come, and messages that
         #: arrived and were never handed out.
         self._failure: ConnectionLost | None = None
@@ -165,14 +165,21 @@ class LhhtttReader(Reader, Grouped):
         if not self._arrived:
             self._fetch(limit, 0.0)
         taken, rest = self._arrived[:limit], self._arrived[limit:]
-        size = sum([len(message.payload) for message in taken])
-        if taken:
-            self._next_seq = taken[-1].seq + 1
-        self._messages += len(taken)
-        self._bytes += size
+        count, size = len(taken), _size([message.payload for message in taken])
         # Last, with no call behind it: whoever is interrupted before it gets them at the next read.
         self._arrived = rest
+        if taken:
+            self._next_seq = taken[-1].seq + 1
+        self._messages += count
+        self._bytes += size
         return taken
+
+    def _untake(self, messages: list[Message]) -> None:
+        count, size = len(messages), _size([message.payload for message in messages])
+        arrived = messages + self._arrived
+        self._messages -= count
+        self._bytes -= size
+        self._arrived = arrived
 
     def _fetch(self, limit: int, wait: float) -> None:
         now = time.time_ns()
@@ -181,10 +188,10 @@ class LhhtttReader(Reader, Grouped):
             return
         tags, payloads = self._client.get(limit, wait)
         if tags:
-            self._rest = 0.0
+            self._idle_pause = 0.0
         elif self._is_promised:
-            self._rest = min(max(self._rest * 2, LONGEST_PAUSE), _LONGEST_REST)
-            self._rests_until = time.monotonic() + self._rest
+            self._idle_pause = min(max(self._idle_pause * 2, LONGEST_PAUSE), _LONGEST_IDLE_PAUSE)
+            self._ask_again_at = time.monotonic() + self._idle_pause
         self._is_promised = False
         rest = iter(payloads)
         for epoch, first, last in tags:
@@ -236,7 +243,7 @@ class LhhtttReader(Reader, Grouped):
         self._check_open()
         if self._arrived or self._failure is not None:
             return True
-        if time.monotonic() < self._rests_until:
+        if time.monotonic() < self._ask_again_at:
             return False
         # Asked, not leased: a caller that waits for many queues may read another one first.
         self._is_promised = self._client.size() > 0

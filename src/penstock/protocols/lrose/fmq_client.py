@@ -441,10 +441,13 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, ConnectionLost)
 
 
-def open_to_read(target: Target, patience: float) -> QueueLink:
-    """Open a queue for reading; with `wait`, once it exists."""
-    wait = target.options.wait
-    if not wait:
+def open_to_read(target: Target, patience: float, limit: float = math.inf) -> QueueLink:
+    """Open a queue for reading; with `wait`, once it exists.
+
+    :param limit: seconds after which it is given up, also with a longer `wait`
+    """
+    wait = min(target.options.wait, limit)
+    if not target.options.wait:
         return open_link(target, OpenMode.READ_ONLY, patience)
     policy = RetryPolicy(
         retry_on=lambda error: isinstance(error, NotFound) or _may_pass(error),
@@ -491,18 +494,15 @@ class ReceivedMessages:
         #: Messages of other types that were left out.
         self.filtered = 0
 
-    def clear(self) -> tuple[list[Message], Malformed | None]:
-        """Drop all messages; return what `put_back` needs."""
-        dropped = list(self.ready), self.failure
-        self.ready.clear()
-        self.failure = None
-        return dropped
+    def contents(self) -> tuple[list[Message], Malformed | None]:
+        """Return all messages, for `replace`."""
+        return list(self.ready), self.failure
 
-    def put_back(self, dropped: tuple[list[Message], Malformed | None]) -> None:
-        """Replace all messages by those that `clear` dropped."""
+    def replace(self, contents: tuple[list[Message], Malformed | None] = ([], None)) -> None:
+        """Replace all messages by earlier contents, or by none."""
         self.ready.clear()
-        self.ready.extend(dropped[0])
-        self.failure = dropped[1]
+        self.ready.extend(contents[0])
+        self.failure = contents[1]
 
     def with_more(
         self, messages: Messages, seqs: Sequence[int]

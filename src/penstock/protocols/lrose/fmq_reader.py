@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from itertools import islice
@@ -145,8 +146,13 @@ class FmqReader(Replayable, Reader):
         return link
 
     def _new_link(self, patience: float | None) -> QueueLink:
-        retry = self._options.retry
-        link = open_to_read(self._target, retry if patience is None else min(retry, patience))
+        limit = math.inf if patience is None else patience
+        try:
+            link = open_to_read(self._target, min(self._options.retry, limit), limit)
+        except NotFound as error:
+            if math.isinf(limit) or not self._options.wait:
+                raise
+            raise ConnectionLost(self.url, "the queue is not there yet") from error
         try:
             self._stand_again(link)
         except BaseException:
@@ -261,14 +267,15 @@ class FmqReader(Replayable, Reader):
         self._check_open()
         place = Position.of(position)
         before = self._next, self._near, self._proof, self._delivered
-        dropped = self._received.clear()
-        self._delivered = Delivered()
+        received = self._received.contents()
         try:
+            self._received.replace()
+            self._delivered = Delivered()
             self._seek(place)
         except BaseException as error:
             # It stays where it was: the next read connects again, and resumes there.
             self._give_up_link(is_lost=isinstance(error, ConnectionLost))
-            self._received.put_back(dropped)
+            self._received.replace(received)
             self._next, self._near, self._proof, self._delivered = before
             self._is_skipping = False
             raise
@@ -560,7 +567,7 @@ class FmqReader(Replayable, Reader):
         self._before = None
         try:
             if not self._ready:
-                self._fetch()
+                self._fetch(patience=self._options.retry)
             return self._hand_over(limit)
         except BaseException:
             self._put_back()
@@ -614,7 +621,7 @@ class FmqReader(Replayable, Reader):
         if len(messages) == len(ready):
             ready.clear()
         else:
-            # In one call, which no signal interrupts half-way.
+            # Pops them inside one C call, so that no signal comes between two.
             deque(islice(iter(ready.popleft, None), len(messages)), maxlen=0)
         self._messages += len(messages)
         self._bytes += size
@@ -639,7 +646,7 @@ class FmqReader(Replayable, Reader):
                 if not self._fetch_once(link, wait):
                     return
             except (ConnectionLost, Malformed) as error:
-                self._give_up_link()
+                self._give_up_link(is_lost=isinstance(error, ConnectionLost))
                 if isinstance(error, Malformed):
                     raise
                 continue
@@ -665,7 +672,7 @@ class FmqReader(Replayable, Reader):
             raise
         except BaseException:
             # After Ctrl-C, a reply may be lost: the next read connects again, at `_next`.
-            self._give_up_link()
+            self._give_up_link(is_lost=False)
             raise
 
     def _is_skipped(self, link: QueueLink) -> bool:
@@ -741,7 +748,7 @@ class FmqReader(Replayable, Reader):
             try:
                 self._fetch(wait, left)
             except ConnectionLost:
-                if deadline is None or self._outage() >= self._options.retry:
+                if deadline is None or self._is_given_up():
                     raise
                 # Timeout; the next call continues to retry.
                 return []
@@ -757,13 +764,14 @@ class FmqReader(Replayable, Reader):
             try:
                 self._fetch(patience=0.0)
             except ConnectionLost:
-                if self._outage() >= self._options.retry:
+                if self._is_given_up():
                     raise
         return bool(self._ready)
 
-    def _outage(self) -> float:
-        """Return the seconds without a connection."""
-        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+    def _is_given_up(self) -> bool:
+        """Tell whether the server, or its queue, was away for longer than the options allow."""
+        outage = 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+        return outage >= max(self._options.retry, self._options.wait)
 
     # --- the rest ---------------------------------------------------------------------------
 

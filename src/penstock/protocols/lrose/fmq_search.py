@@ -180,7 +180,7 @@ class Probe:
         for attempt in range(2):
             try:
                 if self._link is None:
-                    self._link = open_to_read(self._target, retry)
+                    self._link = open_to_read(self._target, retry, retry)
                 if self._link.is_ours:
                     self._link.seek(place)
                     return self._link.read(most=1)

@@ -9,8 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -192,8 +191,9 @@ class PsiReader(Reader):
         self._messages = self._bytes = self._lost = self._restarts = 0
         #: The expected `seq`; None: any.
         self._next: int | None = 0 if self._replay == REPLAY_ALL else None
-        #: Taken from the store and not returned yet: the stream was recreated before the first one.
-        self._held: deque[Message] = deque()
+        #: Taken from the store and not returned yet: the stream was recreated before the first one,
+        #: or a signal interrupted a read.
+        self._held: list[Message] = []
         #: The `seq` of the first and the last message of this connection.
         self._first: int | None = None
         self._last: int | None = None
@@ -201,6 +201,8 @@ class PsiReader(Reader):
         self._unread: int | None = None
         self._connect()
         self._epoch = self._epoch_now()
+        #: What the last read has changed, for `_untake`.
+        self._before = self._books()
 
     def _connect(self) -> None:
         options = self._options
@@ -234,17 +236,41 @@ class PsiReader(Reader):
         return ns_to_ticks(self._importer.remote_stream(self._name).opened_ns)
 
     def _take(self, limit: int) -> list[Message]:
-        while True:
-            found = list(self._held) or self._take_stored(limit)
-            self._held.clear()
-            if not found:
+        made: list[Message] = []
+        while not made:
+            if not self._held:
+                self._fetch(limit)
+            if not self._held:
                 return []
-            made = self._made(self._wanted(found[:limit], found[limit:]))
-            if made:
-                break
-        self._messages += len(made)
-        self._bytes += sum(len(message.payload) for message in made)
+            before = self._books()
+            try:
+                self._tell_progress()
+                wanted, rest = self._wanted(self._held[:limit])
+                made = self._made(wanted)
+                rest += self._held[limit:]
+                count, size = len(made), sum([len(message.payload) for message in made])
+            except BaseException:
+                self._restore(before)
+                raise
+            # No call from here on: whoever is interrupted before gets them at the next read.
+            self._held = rest
+            self._messages += count
+            self._bytes += size
+            self._before = before
         return made
+
+    def _books(self) -> tuple[Any, ...]:
+        """Return what a read changes."""
+        counts = self._messages, self._bytes, self._lost, self._restarts
+        return self._held, self._next, self._last, self._epoch, counts
+
+    def _restore(self, books: tuple[Any, ...]) -> None:
+        self._held, self._next, self._last, self._epoch, counts = books
+        self._messages, self._bytes, self._lost, self._restarts = counts
+
+    def _untake(self, messages: list[Message]) -> None:
+        if messages:
+            self._restore(self._before)
 
     def _made(self, found: list[Message]) -> list[Message]:
         """Return messages with their numbers and contents; what is no content counts as lost."""
@@ -269,25 +295,29 @@ class PsiReader(Reader):
                 log.warning("%s: message %s is left out: %s", self.url, message.subtype - 1, error)
         return contents
 
-    def _take_stored(self, limit: int) -> list[Message]:
+    def _fetch(self, limit: int) -> None:
+        """Move messages from the store to `_held`."""
         is_over = self._stream.is_over  # before the read: nothing can be appended in between
         # Messages of the past are in flight; the exporter does not mark their end.
-        found = self._stream.take(limit, self._options.quiet if self._is_catching_up else 0)
-        if not found:
+        self._held = self._stream.take(limit, self._options.quiet if self._is_catching_up else 0)
+        if not self._held:
             if self._is_catching_up:
                 self._explain_silence()
             self._is_catching_up = False
             if is_over and self._next is not None:
-                last = self._importer.last_sequence(self._name)
-                self._lost += max(0, last - self._next)
-                self._next = max(last, self._next)
-            return []
+                end = max(self._next, self._importer.last_sequence(self._name))
+                self._lost, self._next = self._lost + end - self._next, end
+            return
         self._has_come = True
         if self._first is None:
-            self._first = found[0].subtype - 1
-        self._progress.move(found[-1].seq + 1)
-        self._pressure.progress()
-        return found
+            self._first = self._held[0].subtype - 1
+
+    def _tell_progress(self) -> None:
+        """Let the exporter overwrite in the store what is in `_held`."""
+        end = self._held[-1].seq + 1
+        if self._progress.next_seq < end:
+            self._progress.move(end)
+            self._pressure.progress()
 
     def _explain_silence(self) -> None:
         """Log why no message may have come.
@@ -304,19 +334,18 @@ class PsiReader(Reader):
             raise ConnectionLost(where, f"{told.message_count:,} messages do not come: {reason}")
         log.warning("%s: nothing came yet: %s", self.url, reason)
 
-    def _wanted(self, found: list[Message], rest: list[Message]) -> list[Message]:
-        """Return the messages to read now, and count the missing ones.
+    def _wanted(self, found: list[Message]) -> tuple[list[Message], list[Message]]:
+        """Return the messages to read now, and those for later; count the missing ones.
 
         Messages before a position that was sought are dropped; messages after a recreation of the
-        stream wait in `_held`.
+        stream are for later.
         """
         wanted: list[Message] = []
         for index, message in enumerate(found):
             seq = message.subtype - 1
             if self._last is not None and seq <= self._last:
                 if wanted:
-                    self._held.extend(found[index:])
-                    break
+                    return wanted, found[index:]
                 self._restarts += 1
                 self._epoch = self._epoch_now()
                 self._next = 0
@@ -327,8 +356,7 @@ class PsiReader(Reader):
                 self._lost += seq - self._next
             self._next = seq + 1
             wanted.append(message)
-        self._held.extend(rest)
-        return wanted
+        return wanted, []
 
     def seek(self, position: PositionLike) -> None:
         place = Position.of(position)
@@ -343,14 +371,14 @@ class PsiReader(Reader):
 
     def _go_back(self, seq: int) -> None:
         """Rewind to the oldest message that is stored, or ask the exporter for all again."""
-        self._held.clear()
+        self._held = []
         self._last = None
         if not self._restarts:  # else messages from before the recreation would have these numbers
             self._progress.move(0)
             self._stream.rewind()
             found = self._stream.take(1, 0)
             if found and (found[0].subtype - 1 <= seq or found[0].subtype - 1 == self._first):
-                self._held.extend(found)
+                self._held = found
                 self._progress.move(found[0].seq + 1)
                 return
         self.close()

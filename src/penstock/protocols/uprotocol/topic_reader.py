@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.core.capabilities import Redelivering
 from penstock.core.errors import Closed, ConnectionLost, PositionError
 from penstock.core.interfaces import Concluding, Reader
 from penstock.core.message import Message
+from penstock.core.pending import Pending
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
 from penstock.protocols.uprotocol.codes import UCode, UMessageType
@@ -51,8 +51,10 @@ class HandOver:
     """Passes messages from the thread of a leg to the thread that reads."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: deque[bytes | UMessage] = deque()
+        #: The reader takes the lock alone: a signal between two calls of a condition would keep it.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting: Pending[bytes | UMessage] = Pending()
         self._brought = self._taken = self._done = 0
         self._is_closed = False
 
@@ -70,21 +72,25 @@ class HandOver:
             if self._done < until:
                 raise Closed("the reader was closed before it was done")
 
-    def take(self, limit: int, timeout: float) -> list[bytes | UMessage]:
-        """Return the available messages; wait for the first."""
-        with self._changed:
+    def first(self, limit: int, timeout: float) -> list[bytes | UMessage]:
+        """Return the available messages, which stay until `take`; wait for the first."""
+        with self._lock:
             if timeout:
-                self._changed.wait_for(lambda: self._waiting, timeout)
-            found = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
-            self._taken += len(found)
-            return found
+                self._changed.wait_for(lambda: len(self._waiting), timeout)
+            return self._waiting.first(limit)
+
+    def take(self, count: int) -> None:
+        """Take the first `count` messages; nothing interrupts this half-way."""
+        self._waiting.drop(count)
+        self._taken += count
 
     def acknowledge(self) -> None:
         """Acknowledge all messages taken."""
-        with self._changed:
+        with self._lock:
             if self._done != self._taken:
-                self._done = self._taken
+                # First: if a signal comes in between, the next call notifies again.
                 self._changed.notify_all()
+                self._done = self._taken
 
     @property
     def waiting(self) -> int:
@@ -146,13 +152,15 @@ class TopicReader(Concluding, Reader, Redelivering):
         if self._is_closed:
             raise Closed(f"{self.url} was closed")
         self.acknowledge()
-        if self._again:
-            found, self._again = self._again[:limit], self._again[limit:]
-        else:
-            found = self._converted(limit)
+        if not self._again:
+            return self._converted(limit)
+        found, rest = self._again[:limit], self._again[limit:]
+        count, size = len(found), _size(found)
+        # No call from here on: whoever is interrupted before gets them at the next read.
+        self._again = rest
         self._taken = found
-        self._messages += len(found)
-        self._bytes += sum(message.size for message in found)
+        self._messages += count
+        self._bytes += size
         return found
 
     def _note_lost_links(self) -> None:
@@ -165,18 +173,29 @@ class TopicReader(Concluding, Reader, Redelivering):
     def _converted(self, limit: int) -> list[Message]:
         self._note_lost_links()
         deadline = time.monotonic() + (self._options.quiet if self._is_catching_up else 0)
-        found: list[Message] = []
-        while not found:
-            taken = self._handed.take(limit, max(0.0, deadline - time.monotonic()))
-            if not taken:
+        while True:
+            came = self._handed.first(limit, max(0.0, deadline - time.monotonic()))
+            if not came:
                 self._is_catching_up = False
-                break
+                return []
             now = time.time_ns()
-            found = [it for message in taken if (it := self._message(message, now)) is not None]
-            self._filtered += len(taken) - len(found)
-        return found
+            found: list[Message] = []
+            for each in came:
+                message = self._message(each, now, self._next_seq + len(found))
+                if message is not None:
+                    found.append(message)
+            count, size, filtered = len(found), _size(found), len(came) - len(found)
+            self._handed.take(len(came))
+            # No call from here on, as in `_take`.
+            self._filtered += filtered
+            self._next_seq += count
+            if found:
+                self._taken = found
+                self._messages += count
+                self._bytes += size
+                return found
 
-    def _message(self, message: bytes | UMessage, now: int) -> Message | None:
+    def _message(self, message: bytes | UMessage, now: int, seq: int) -> Message | None:
         if isinstance(message, bytes):
             message = UMessage.from_bytes(message)
         attributes = message.attributes
@@ -188,8 +207,6 @@ class TopicReader(Concluding, Reader, Redelivering):
             or is_expired(attributes, now // 1_000_000)
         ):
             return None
-        seq = self._next_seq
-        self._next_seq += 1
         return Message(
             seq=seq,
             time_ns=attributes.id.time_ms * 1_000_000,
@@ -216,10 +233,15 @@ class TopicReader(Concluding, Reader, Redelivering):
         there = [it for it in self._taken if it.seq >= place.value]
         if place.anchor != "seq" or not there or there[0].seq != place.value:
             raise PositionError(f"{self.url} can go back to what was read last only")
-        self._messages -= len(there)
-        self._bytes -= sum(message.size for message in there)
-        self._again = there + self._again
-        self._taken = self._taken[: len(self._taken) - len(there)]
+        self._untake(there)
+
+    def _untake(self, messages: list[Message]) -> None:
+        count, size = len(messages), _size(messages)
+        again, taken = messages + self._again, self._taken[: len(self._taken) - count]
+        self._messages -= count
+        self._bytes -= size
+        self._again = again
+        self._taken = taken
 
     def statistics(self) -> ReaderStatistics:
         came = self._leg.statistics()
@@ -243,3 +265,7 @@ class TopicReader(Concluding, Reader, Redelivering):
         self._is_closed = True
         self._handed.close()
         self._leg.close()
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum([message.size for message in messages])

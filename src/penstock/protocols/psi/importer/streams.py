@@ -92,9 +92,15 @@ class ImportedStream(Closable):
                 self._sequence = first - 1
             left = _PATIENCE if deadline is None else min(_PATIENCE, deadline - time.monotonic())
             found = self._reader.read_many(limit, 0 if is_over else max(0.0, left))
-            for message in found:
-                self._count(message.subtype)
-                self.messages += 1
+            before = self._sequence, self.lost, self.messages
+            try:
+                for message in found:
+                    self._count(message.subtype)
+                    self.messages += 1
+            except BaseException:  # the next call reads them again
+                self._sequence, self.lost, self.messages = before
+                self._reader.seek(found[0].seq)
+                raise
             is_behind = self._sequence is not None and last != self._sequence
             if not found and is_behind and self._has_passed(end):
                 self._count(last + 1)  # all up to there was overwritten

@@ -108,12 +108,12 @@ class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
 
     def remove(self, url: URL, *, force: bool = False) -> None:
         from penstock.queue.inventory import (  # noqa: PLC0415 - few need it
-            check_unused,
+            check_removable,
             remove_classic,
             remove_wide,
         )
 
-        check_unused(lambda: self.describe(url), force=force)
+        check_removable(lambda: self.describe(url), force=force)
         if _classic(url) is None:
             remove_wide(url.path, force=force)
         else:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import StreamInfo
 
 __all__ = [
+    "check_removable",
     "check_unused",
     "remove_classic",
     "remove_log",
@@ -119,20 +120,29 @@ def users_of(found: StreamInfo) -> list[str]:
     return users
 
 
-def check_unused(describe: Callable[[], StreamInfo], *, force: bool) -> None:
-    """Check that a stream exists and that no process has it open; with `force`, only the former.
+def check_unused(found: StreamInfo) -> None:
+    """Check that no process has a stream open.
 
     :raises InUse: a process has it open.
-    :raises DamagedQueue: it cannot be told who uses it.
+    """
+    if users := users_of(found):
+        raise InUse(found.url, users)
+
+
+def check_removable(describe: Callable[[], StreamInfo], *, force: bool) -> None:
+    """Check that a stream exists, and without `force` that no process has it open.
+
+    :raises InUse: a process has it open.
+    :raises DamagedQueue: nobody can tell who uses it.
     """
     try:
         found = describe()
     except DamagedQueue:
         if not force:
             raise
-        return
-    if not force and (users := users_of(found)):
-        raise InUse(found.url, users)
+    else:
+        if not force:
+            check_unused(found)
 
 
 # --- removal --------------------------------------------------------------------------------------

@@ -85,11 +85,11 @@ class LogEndpoint(NotedAppends, Listable, Removable, Endpoint):
 
     def remove(self, url: URL, *, force: bool = False) -> None:
         from penstock.queue.inventory import (  # noqa: PLC0415 - few need it
-            check_unused,
+            check_removable,
             remove_log,
         )
 
-        check_unused(lambda: self.describe(url), force=force)
+        check_removable(lambda: self.describe(url), force=force)
         remove_log(_parse(url)[0], force=force)
 
     def find(self, pattern: URL) -> set[str]:

@@ -276,7 +276,7 @@ class GroupOptions(QueueOptions):
             raise InvalidOption(
                 "deliveries" if self.dead is None else "dead",
                 self.deliveries or self.dead,
-                "deliveries=N and dead=URL go together: how many attempts, and where to then",
+                "deliveries=N and dead=URL belong together: how many attempts, and where to then",
             )
 
     def check_key(self, key: str | None) -> None:

@@ -223,9 +223,7 @@ def _show(
         stop_on_signal(held_up=lambda: name_losses(within.books(reader))) as stop,
     ):
         if isinstance(reader, Grouped):
-            note(
-                f"{url}: messages shown here are not delivered to the other readers of this stream"
-            )
+            note(f"{url}: what is shown is taken away from the readers that share the queue")
         within.resolve(reader)
         if within.is_nothing:
             within.explain(url)

@@ -48,6 +48,9 @@ __all__ = [
 #: Exit code when messages were lost before they could be read.
 LOST: Final = 3
 
+#: Layouts in which a new message overwrites the oldest.
+_RINGS: Final = frozenset({"wide", "classic"})
+
 #: Seconds between two updates on a terminal.
 _SHOWN_EVERY: Final = 0.25
 #: With a rate, messages due within this time (seconds) are written together.
@@ -373,30 +376,34 @@ def is_there(url: str) -> bool:
     return True
 
 
-def lacks_messages(url: str, written: int) -> bool:
+def lacks_messages(url: str, written: int = 0) -> bool:
     """Tell, and report, whether a stream that this command created lacks some of its messages.
 
     No reader can have been waiting for them: the stream did not exist before.
+
+    :param written: how many were written, if each is one message of the stream
     """
     try:
         kept = describe(url)
     except NotFound:
         note(f"penstock: {url} was removed while it was written, with all its messages")
         return True
-    if not kept.slots or kept.blocking or kept.count >= written:
+    if not kept.slots or kept.blocking:
         return False
-    missing = f"{written - kept.count:,} of {written:,} messages"
-    if kept.layout == "log":
-        note(f"penstock: {missing} are gone: retention removed them, or the log was removed")
+    total = 0 if kept.youngest_seq is None else kept.youngest_seq + 1
+    if kept.layout in _RINGS and kept.count < total:
+        size = max(kept.buffer_size, kept.bytes * -(-total // max(1, kept.count)) * 2)
+        larger = f"{kept.url.partition('?')[0]}?slots={total}&size={-(-size >> 20)}M"
+        note(
+            f"penstock: the queue holds {kept.count:,} messages: the first {total - kept.count:,} "
+            f"are overwritten (hint: a log keeps all; or make the queue larger and put them again: "
+            f"penstock create --replace '{larger}')"
+        )
         return True
-    if kept.youngest_seq is None or kept.youngest_seq + 1 < written:
-        note(f"penstock: {missing} are gone: the queue was removed while it was written")
+    if kept.count < written:
+        note(
+            f"penstock: {written - kept.count:,} of {written:,} messages are gone: the stream was "
+            "removed while it was written, or its retention removed them"
+        )
         return True
-    size = max(kept.buffer_size, kept.bytes * -(-written // max(1, kept.count)) * 2)
-    larger = f"{kept.url.partition('?')[0]}?slots={written}&size={-(-size >> 20)}M"
-    note(
-        f"penstock: the queue holds {kept.count:,} messages: the first {written - kept.count:,} "
-        f"are overwritten (hint: a log keeps all; or make the queue larger and write them again: "
-        f"penstock create --replace '{larger}')"
-    )
-    return True
+    return False

@@ -110,6 +110,9 @@ def bench(
         raise typer.BadParameter(f"--size is at least {_LEAST}")
     if plot is not None:
         _check_pictures(plot)
+    # Loaded before there is anything to remove: after a Ctrl-C in it, numpy cannot be loaded again.
+    import numpy  # noqa: F401, ICN001, PLC0415
+
     is_new = not _is_there(url)
     if not is_new and not force:
         raise AlreadyExists(

@@ -394,6 +394,7 @@ def lacks_messages(url: str, written: int = 0) -> bool:
     if kept.layout in _RINGS and kept.count < total:
         size = max(kept.buffer_size, kept.bytes * -(-total // max(1, kept.count)) * 2)
         larger = f"{kept.url.partition('?')[0]}?slots={total}&size={-(-size >> 20)}M"
+        larger += "" if kept.layout == "wide" else f"&layout={kept.layout}"
         note(
             f"penstock: the queue holds {kept.count:,} messages: the first {total - kept.count:,} "
             f"are overwritten (hint: a log keeps all; or make the queue larger and put them again: "

@@ -341,6 +341,7 @@ def read_many(url: str, size: int, count: int) -> float:
 def read_batch(url: str, size: int, count: int) -> float:
     del size
     reader = reader_of(url)
+    reader.read_batch(1)  # loads Arrow
     began = time.perf_counter()
     while count:
         batch = reader.read_batch(min(count, READ_GROUP))

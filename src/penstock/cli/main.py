@@ -168,7 +168,7 @@ def _global_options(
 
 
 def _is_only_logged(record: logging.LogRecord) -> bool:
-    """Tell whether a record is no call that py4j logs as failed: those are raised as well."""
+    """Return False for a failed call that py4j logs: it is raised as well."""
     return record.name != "root" or "/py4j/" not in record.pathname
 
 

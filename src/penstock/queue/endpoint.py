@@ -68,6 +68,7 @@ class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
             url,
             READER_OPTIONS,
             "is for readers, and would do nothing here",
+            hint="leave it out; the type of a message is given with it: write(…, type=5), --type 5",
         )
         if classic is not None:
             return classic.open_writer(url)

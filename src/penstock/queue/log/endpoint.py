@@ -59,6 +59,7 @@ class LogEndpoint(NotedAppends, Listable, Removable, Endpoint):
             url,
             READER_OPTIONS,
             "is for readers, and would do nothing here",
+            hint="leave it out; the type of a message is given with it: write(…, type=5), --type 5",
         )
         return open_log_writer(url.text, folder, options)
 

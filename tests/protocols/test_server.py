@@ -360,6 +360,21 @@ def test_who_does_not_end_is_told_by_every_stop(monkeypatch: pytest.MonkeyPatch)
         until(lambda: server.stop(0.01))
 
 
+def test_a_thread_that_is_about_to_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = Connection.close
+
+    def close_slowly(connection: Connection) -> None:
+        time.sleep(0.1)
+        close(connection)
+
+    monkeypatch.setattr(Connection, "close", close_slowly)
+    with served() as server, Client(server) as client:
+        client.socket.sendall(b"bye\n")
+        until(lambda: server.statistics().accepted and not server.statistics().open)
+        assert server.stop()
+        assert "echo-client" not in names()
+
+
 def test_many_threads_may_stop_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shut = Server._shut
 

@@ -214,6 +214,8 @@ class Server(Closable):
         self._room = limits.max_newcomers
         #: Clients that became idle, on their way to the door.
         self._returned: deque[_Client] = deque()
+        #: Threads that are about to end.
+        self._leaving: deque[Worker] = deque()
         self._accepted = self._bytes_in = self._bytes_out = 0
         self._ends: Counter[End] = Counter()
         self._is_stopping = False
@@ -279,19 +281,16 @@ class Server(Closable):
         self._shut()  # if it was never started
         with self._lock:
             served = [each for each in self._clients | self._turned_away if each.worker is not None]
+            workers = [*self._leaving, *(each.worker for each in served if each.worker is not None)]
         for each in served:
             each.connection.hear_no_more()
-        for each in served:
-            assert each.worker is not None
-            each.worker.join(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
         for each in served:
             each.connection.cut(End.STOPPED)
         self._has_cut = True
         deadline = time.monotonic() + _LAST
-        return all(
-            each.worker is None or each.worker.join(max(0.0, deadline - time.monotonic()))
-            for each in served
-        )
+        return all(worker.join(max(0.0, deadline - time.monotonic())) for worker in workers)
 
     def close(self) -> None:
         """Stop. Idempotent."""
@@ -316,6 +315,8 @@ class Server(Closable):
                     self._accept(key.fileobj)  # type: ignore[arg-type] # a socket
             while self._returned:
                 self._hold(self._returned.popleft(), self.limits.idle)
+            while self._leaving and not self._leaving[0].is_alive:
+                self._leaving.popleft()
             for _ in range(len(self._knocking)):
                 client = self._knocking.popleft()
                 self._newcomers[client] = None
@@ -556,12 +557,18 @@ class Server(Closable):
         assert make is not None
         return make(connection)
 
+    def _leave(self, client: _Client) -> None:
+        """Note that a client's thread, if it has one, is about to end."""
+        if client.worker is not None:
+            self._leaving.append(client.worker)
+            client.worker = None
+
     def _give_back(self, client: _Client) -> bool:
         """Return an idle client to the door; False: the server is stopping."""
         with self._lock:
             if self._is_stopping:
                 return False
-            client.worker = None
+            self._leave(client)
             self._returned.append(client)
         self._ring()
         return True
@@ -591,6 +598,7 @@ class Server(Closable):
             self._newcomers.pop(client, None)
             self._clients.discard(client)
             self._turned_away.discard(client)
+            self._leave(client)
             if not client.is_turned_away:  # else it was counted as refused
                 self._ends[reason] += 1
             self._bytes_in += connection.bytes_in

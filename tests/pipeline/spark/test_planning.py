@@ -29,10 +29,11 @@ from penstock import (
     open_reader,
     open_writer,
 )
+from penstock.core.capabilities import Replayable
 from penstock.core.errors import PositionError
 from penstock.pipeline.source.inputs import expand
 from penstock.pipeline.source.options import SinkOptions, SourceOptions, parse_spark_options
-from penstock.pipeline.source.ranges import Range, split
+from penstock.pipeline.source.ranges import Range, Slice, slices_to_json, split
 from penstock.pipeline.source.stream import Part, PenstockSource, shares
 from penstock.pipeline.spark_process import private_folder
 from support.planner import Planner, declared
@@ -164,6 +165,41 @@ def test_available_now_ends_with_what_was_there(tmp_path: Path) -> None:
     else:
         pytest.fail("it never ended")
     assert seen == list(range(10))
+
+
+def test_available_now_reads_a_stream_that_is_called_otherwise_than_in_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    fill(f"log:{tmp_path}/a", range(10))
+    first = Planner(f"log:{tmp_path}/a")
+    first.begin()
+    assert first.run() == list(range(10))
+    fill(f"log:{tmp_path}/a", range(10, 20))
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    again = Planner(f"log:{tmp_path}/b")
+    again.reader.prepareForTriggerAvailableNow()  # which Spark calls before it tells the offsets
+    again.at = first.at
+    assert again.run() == list(range(10, 20))
+
+
+def test_a_slice_holds_for_a_stream_that_is_called_otherwise_than_in_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    fill(f"log:{tmp_path}/a", range(10))
+    with open_reader(f"log:{tmp_path}/a") as reader:
+        assert isinstance(reader, Replayable)
+        part = Slice(reader.bounds().epoch, 2, 6)
+
+    def planner(url: str) -> Planner:
+        return Planner(url, slices=slices_to_json({url: part}))
+
+    first = planner(f"log:{tmp_path}/a")
+    first.begin()
+    assert first.run(ReadMaxRows(2)) == [2, 3]
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    again = planner(f"log:{tmp_path}/b")
+    again.at = first.at
+    assert again.run() == [4, 5]
 
 
 def test_a_pattern_finds_streams_that_come_later(tmp_path: Path) -> None:

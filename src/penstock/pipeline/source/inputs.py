@@ -113,10 +113,10 @@ class Streams:
 
     def use_names(self, names: Iterable[str]) -> None:
         """Use the names that a checkpoint has for streams."""
-        self._names |= {self._identity(name): name for name in names}
+        self._names |= {self.identity_of(name): name for name in names}
 
-    def _identity(self, name: str) -> Identity:
-        """Return the identity of a stream, cached."""
+    def identity_of(self, name: str) -> Identity:
+        """Return the identity of a stream, cached: the same whatever it is called."""
         stream = self._known.get(name)
         if stream is None:
             stream = self._known[name] = identity(name)
@@ -130,8 +130,8 @@ class Streams:
         :raises Unsupported: a stream cannot be re-read, and is not staged.
         """
         found = {}
-        for url in expand(self._patterns, self._identity):
-            stream = self._identity(url)
+        for url in expand(self._patterns, self.identity_of):
+            stream = self.identity_of(url)
             self._urls[stream] = url
             try:
                 found[self._names.get(stream, url)] = self._look_at(stream)
@@ -184,7 +184,7 @@ class Streams:
 
     def check_of(self, name: str, epoch: int, seq: int) -> str:
         """Return the checksum of a message of a stream; empty: it cannot be read."""
-        stream = self._identity(name)
+        stream = self.identity_of(name)
         with suppress(PenstockError):  # reading it will raise the error
             self.place(name)
             reader = self._reader(stream)
@@ -198,15 +198,15 @@ class Streams:
 
     def is_near(self, name: str) -> bool:
         """Tell whether a stream is on this machine, so that checking it is cheap."""
-        return self._identity(name).path is not None
+        return self.identity_of(name).path is not None
 
     def end_seen(self, name: str, epoch: int) -> int | None:
         """Return the last known end of an epoch of a stream, or None."""
-        return self._ends.get((self._identity(name), epoch))
+        return self._ends.get((self.identity_of(name), epoch))
 
     def end_of_removed(self, name: str, epoch: int) -> int | None:
         """Return the last known end of a removed stream, and close its reader."""
-        stream = self._identity(name)
+        stream = self.identity_of(name)
         reader = self._readers.pop(stream, None)
         if reader is not None:
             # The reader has the files open, and so sees all that was written.
@@ -223,7 +223,7 @@ class Streams:
 
         :raises Unsupported: the stream cannot be re-read, and is not staged.
         """
-        stream = self._identity(name)
+        stream = self.identity_of(name)
         if stream not in self._urls:
             self._urls[stream] = self._url_of(stream, name)
         with suppress(NotFound):  # reading it will raise the error
@@ -236,8 +236,8 @@ class Streams:
         return next(
             (
                 url
-                for url in expand(self._patterns, self._identity)
-                if self._identity(url) == stream
+                for url in expand(self._patterns, self.identity_of)
+                if self.identity_of(url) == stream
             ),
             name,
         )

@@ -64,8 +64,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from penstock.core.endpoints import Identity
     from penstock.core.interfaces import Bounds
     from penstock.pipeline.source.decoded_rows import DecodedRows
+    from penstock.pipeline.source.ranges import Slice
 
 __all__ = ["Part", "PenstockSource", "StreamReader", "TaskReading", "shares"]
 
@@ -198,13 +200,16 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         options.check_stream()
         super().__init__(options)
         self._initial: Offsets | None = None
-        #: With `availableNow`: the bounds of streams at the start of the query.
-        self._last: dict[str, Bounds] | None = None
+        #: With `availableNow`: the bounds of streams at the start of the query. Keyed by identity,
+        #: as slices are: names are those of the checkpoint, which is not known yet.
+        self._last: dict[Identity, Bounds] | None = None
         self._holders = None if options.hold is None else Holders(options.hold)
         #: The name for loss reports of this query, kept across restarts; empty: a loss fails it.
         self._reader = "" if options.failOnDataLoss else uuid.uuid4().hex[:16]
         self._reports: LossReports | None = None
-        self._slices = options.slices or {}
+        self._slices = {
+            self._streams.identity_of(url): one for url, one in (options.slices or {}).items()
+        }
         self._planned: Offsets = {}
         self._turn = 0
         self._planned_at = time.monotonic()
@@ -220,8 +225,8 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             staged = self._streams.lost_before_staging()
             self._initial = {}
             for url, bounds in found.items():
-                at = self._slice_start(url, bounds) if url in self._slices else None
-                at = self._start(url, bounds) if at is None else at
+                part = self._slice_of(url)
+                at = self._start(url, bounds) if part is None else _begin_of(part, url, bounds)
                 counted = staged[url].earlier if url in staged else None
                 self._initial[url] = Offset(
                     bounds.epoch, at, at, reader=self._reader, lost_before_log=counted
@@ -230,7 +235,9 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
 
     @explained()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._last = self._streams.look()
+        self._last = {
+            self._streams.identity_of(url): bounds for url, bounds in self._streams.look().items()
+        }
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         options = self._options
@@ -298,21 +305,14 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         """Return the old offset of a stream without news, which leaves it out of the batch."""
         return before if before is not None and _is_same(before, offset) else offset
 
-    def _slice_start(self, url: str, bounds: Bounds) -> int:
-        """Return the start of the slice of a stream.
-
-        :raises PositionError: its first message is not in the stream any more.
-        """
-        wanted = self._slices[url]
-        at = bounds.successor(wanted.epoch, wanted.start)
-        if at is None or at < bounds.oldest:
-            raise PositionError(f"{url}: messages from {wanted.start} on are gone")
-        return min(at, bounds.end)
+    def _slice_of(self, url: str) -> Slice | None:
+        """Return the part of a stream to read; None: all of it."""
+        return self._slices.get(self._streams.identity_of(url)) if self._slices else None
 
     def _end(self, url: str, bounds: Bounds, begin: int) -> int:
         """Return the end up to which this query may read now."""
         end = self._end_now(url, bounds, begin)
-        wanted = self._slices.get(url)
+        wanted = self._slice_of(url)
         if wanted is None:
             return end
         last = bounds.successor(wanted.epoch, wanted.end)
@@ -321,7 +321,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
     def _end_now(self, url: str, bounds: Bounds, begin: int) -> int:
         if self._last is None:
             return bounds.end
-        last = self._last.get(url)
+        last = self._last.get(self._streams.identity_of(url))
         end = None if last is None else bounds.successor(last.epoch, last.end)
         if end is None:
             return begin  # all of it came later
@@ -466,7 +466,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
                 if planned.get(url) != at:  # by an earlier life of this query
                     self._check_replay(url, at)
                 place = self._streams.place(url)
-                part, type_ = self._slices.get(url), self._options.type
+                part, type_ = self._slice_of(url), self._options.type
                 ranges.append(Range(url, at.epoch, at.start, at.end, type_, place, part))
         return self._parts(ranges, self._reader)
 
@@ -518,6 +518,17 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             else:
                 discard(self._reports)
         self._streams.close()
+
+
+def _begin_of(part: Slice, url: str, bounds: Bounds) -> int:
+    """Return the start of a part of a stream.
+
+    :raises PositionError: its first message is not in the stream any more.
+    """
+    at = bounds.successor(part.epoch, part.start)
+    if at is None or at < bounds.oldest:
+        raise PositionError(f"{url}: messages from {part.start} on are gone")
+    return min(at, bounds.end)
 
 
 def _is_same(before: Offset, offset: Offset) -> bool:

@@ -7,7 +7,7 @@ import binascii
 import json
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,7 +15,13 @@ from penstock.core.errors import InvalidStreamId, Malformed
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 
-__all__ = ["Code", "DeadLetter"]
+__all__ = ["KEEPS_REASONS", "MARK", "NO_REASONS", "Code", "DeadLetter"]
+
+#: Why some streams take no dead letters, and which do.
+NO_REASONS: Final = "it keeps no attributes, which hold the reason of a dead letter"
+KEEPS_REASONS: Final = "use a log: or a wide fmq: queue"
+#: What the attributes of a dead letter begin with.
+MARK: Final = b'{"penstock_dead_letter":'
 
 # A dead letter must stay about as large as the message it carries, whatever an error had to say.
 _LONGEST_REASON = 1024

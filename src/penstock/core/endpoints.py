@@ -31,6 +31,7 @@ __all__ = [
     "Endpoint",
     "Identity",
     "are_same_stream",
+    "cannot_carry",
     "create",
     "describe",
     "endpoint_of",
@@ -167,6 +168,13 @@ class Endpoint:
         """
         return None
 
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the fields that messages of a stream do not keep, each with what happens to it.
+
+        Nothing is opened: what is not known so is left out, and the writer tells all.
+        """
+        return {}
+
     def relay_options(self, url: URL) -> dict[str, str]:  # noqa: ARG002
         """Return options for a caller that moves large batches and handles outages itself."""
         return {}
@@ -255,6 +263,15 @@ def identity(url: str) -> Identity:
     :raises InvalidURL: the text is no URL, or no installed endpoint has its scheme.
     """
     return endpoint_of(url).identity(URL.parse(url))
+
+
+def cannot_carry(url: str) -> Mapping[str, str]:
+    """Return the fields that messages of a stream do not keep, as far as that is known unopened.
+
+    :raises InvalidURL: the text is no URL, or no installed endpoint has its scheme.
+    :raises InvalidOption: the stream is not of the kind that the URL says.
+    """
+    return endpoint_of(url).cannot_carry(URL.parse(url))
 
 
 def file_name_of(url: str) -> str:

@@ -60,7 +60,7 @@ from penstock.queue.notes import (
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Bounds, Reader, Writer
@@ -71,6 +71,7 @@ __all__ = [
     "Stranger",
     "append_noted",
     "append_once",
+    "check_letters",
     "has_batches",
     "known_of",
     "notes_of",
@@ -193,6 +194,9 @@ class Appender(Protocol):
     @property
     def url(self) -> str: ...
 
+    @property
+    def cannot_carry(self) -> Mapping[str, str]: ...
+
     def write_batch(self, batch: Batch) -> object: ...
 
     def flush(self) -> None: ...
@@ -208,7 +212,9 @@ def append_noted(
         reader that is not `Replayable` mean that the stream cannot be read
     :raises Stranger: another writer appended in between.
     :raises AnotherBatch: another batch was appended under this number.
+    :raises Unsupported: there are dead letters in it, and the stream does not keep their reasons.
     """
+    check_letters(writer, commit.batches())  # before a note tells of the batch
     work = _Appending(writer.url, notes, commit, reread)
     work.settle(writer)
     work.pin_others()
@@ -551,6 +557,24 @@ def _first_attempt(url: str, note: Note) -> list[Staged]:
     except (NotFound, ValueError, OSError):
         return []
     return parts if rows == note.count else []
+
+
+def check_letters(writer: Appender, batches: Iterable[Batch]) -> None:
+    """Refuse dead letters for a stream that would not keep their reasons.
+
+    :raises Unsupported: there are some among the messages.
+    """
+    if "attributes" not in writer.cannot_carry:
+        return
+    import pyarrow.compute as pc  # noqa: PLC0415 - loaded with the batches
+
+    from penstock.core.dead_letter import KEEPS_REASONS, MARK, NO_REASONS  # noqa: PLC0415 - seldom
+
+    for batch in batches:
+        if pc.any(pc.starts_with(batch.column("attributes"), MARK)).as_py():
+            raise Unsupported(
+                f"{writer.url} takes no dead letters: {NO_REASONS}", hint=KEEPS_REASONS
+            )
 
 
 def _append(writer: Appender, batches: Iterable[Batch]) -> int:

@@ -24,6 +24,7 @@ from penstock.queue.wide.reader import open_wide_reader
 from penstock.queue.wide.writer import open_wide_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
     from penstock.core.interfaces import Reader, StreamInfo, Writer
@@ -98,6 +99,13 @@ class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
         path = url.path.removesuffix(SUFFIX)
         key = _shared_memory_key(path)
         return token_of(f"{path}.stat") if key is None else f"{_machine()}:shm:{key}"
+
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:
+        if _classic(url) is None:
+            return {}
+        from penstock.queue.classic.options import CANNOT_CARRY  # noqa: PLC0415 - seldom asked
+
+        return CANNOT_CARRY
 
     def notes(self, url: URL) -> NoteFile:
         # Named like a wide queue for both layouts: a log may have the name without suffix.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar
 
+from penstock.core.endpoints import cannot_carry
 from penstock.core.errors import InvalidOption
 from penstock.core.stream_id import StreamId
 from penstock.core.units import parse_duration, parse_size
@@ -278,6 +279,10 @@ class GroupOptions(QueueOptions):
                 self.deliveries or self.dead,
                 "deliveries=N and dead=URL belong together: how many attempts, and where to then",
             )
+        if self.dead is not None and "attributes" in cannot_carry(self.dead):
+            from penstock.core.dead_letter import KEEPS_REASONS, NO_REASONS  # noqa: PLC0415 - pydantic
+
+            raise InvalidOption("dead", self.dead, NO_REASONS, hint=KEEPS_REASONS)
 
     def check_key(self, key: str | None) -> None:
         """Check that this member and its group are ordered by the same `key`.

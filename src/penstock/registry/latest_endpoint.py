@@ -44,7 +44,7 @@ from penstock.registry.latest_files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from penstock.core.interfaces import StreamInfo, Writer
     from penstock.core.message import Message
@@ -111,6 +111,9 @@ class LatestEndpoint(Listable, Endpoint):
     def identity(self, url: URL) -> Identity:
         is_other = url.options.get("name", DEFAULT_NAME) != DEFAULT_NAME
         return Identity.of(url, options=("name",) if is_other else ())
+
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return ClassicReader.cannot_carry
 
     def find(self, pattern: URL) -> set[str]:
         name = pattern.options.get("name", DEFAULT_NAME)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock import open_writer
 from penstock.core.errors import ConfigError, ConfigErrors
 from penstock.pipeline import Pipeline, parse_pipelines, plan
 
@@ -403,3 +404,37 @@ def test_rows_are_tried_only_where_each_is_worked_on_by_itself() -> None:
     )
     with pytest.raises(ConfigError, match="a row is tried by itself, and this stage keeps state"):
         plan(late.sink("worse", from_="late", dead_letter="log:/worse"))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "fmq:/dead?layout=classic",
+        "fmqp://there:5440/dead",
+        "iwrf:/dead",
+        "iwrf+fmq:/dead",
+        "iwrf+tcp://there:12000",
+        "jrtc+udp://there:20788",
+        "latest:/dead",
+        "lhhttt://there:4711",
+        "lhhttt+unix:/dead",
+        "mcap:/dead.mcap",
+        "psi://there:11411/dead",
+    ],
+)
+def test_dead_letters_into_a_stream_that_keeps_no_reasons_are_a_mistake(target: str) -> None:
+    text = changed("    url: log:/radar/alerts\n", f'    dead_letter: "{target}"\n')
+    error = fault(text)
+    assert (error.line, error.field) == (22, "sinks.alerts.dead_letter")
+    assert "it keeps no attributes, which hold the reason of a dead letter" in error.reason
+    assert error.hint == "use a log: or a wide fmq: queue"
+
+
+def test_dead_letters_into_a_classic_queue_are_a_mistake_also_while_somebody_writes_to_it(
+    tmp_path: Path,
+) -> None:
+    text = changed("    url: log:/radar/alerts\n", f"    dead_letter: fmq:{tmp_path}/dead\n")
+    plan(parse_pipelines(text))
+    with open_writer(f"fmq:{tmp_path}/dead?layout=classic") as writer:
+        writer.write(b"theirs")
+        assert "it keeps no attributes" in fault(text).reason

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import create, describe, open_writer
+from penstock import create, describe, open_reader, open_writer
 from penstock.core import provenance
 from penstock.core.batch import batch_from_messages
+from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.endpoints import endpoint_of, identity
-from penstock.core.errors import DamagedQueue, LockTimeout, StorageError
+from penstock.core.errors import DamagedQueue, LockTimeout, StorageError, Unsupported
 from penstock.core.message import Message
 from penstock.core.provenance import AnotherBatch, Commit, Origin, Span, Staged
 from penstock.core.stream_id import StreamId
@@ -324,6 +325,25 @@ def test_a_batch_is_completed_in_a_queue_that_does_not_store_all_of_its_fields(
         parts = again.finish()
     assert append_once(url, parts, "q", 0, folder) == 18
     assert rows_of(url) == list(range(30))
+
+
+def test_dead_letters_are_refused_where_their_reasons_would_be_lost(
+    tmp_path: Path, folder: Path
+) -> None:
+    url = f"fmq:{tmp_path}/queue?layout=classic"
+    now = time.time_ns()
+    message = Message(0, now, now, 5, 0, None, None, b"bad")
+    letter = DeadLetter(message, Code.UNKNOWN, "why", "me", 1, now, now, now)
+    task = Staging(folder / "q" / "0", 0)
+    task.add([url], batch_from_messages([letter.to_message()]))
+    parts = task.finish()
+    with pytest.raises(Unsupported, match="takes no dead letters: it keeps no attributes"):
+        append_once(url, parts, "q", 0, folder)
+    with open_reader(url) as reader:
+        assert reader.read(timeout=0) is None
+    plain = Staging(folder / "q" / "1", 0)  # other attributes are left out, as ever
+    plain.add([url], batch_from_messages([message._replace(attributes=b"{}")]))
+    assert append_once(url, plain.finish(), "q", 1, folder) == 1
 
 
 def test_a_stream_created_anew_gets_the_whole_batch(tmp_path: Path, folder: Path) -> None:

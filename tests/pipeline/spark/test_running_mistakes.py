@@ -73,7 +73,10 @@ def test_a_master_of_no_kind_is_said_before_spark_is_started(here: Path) -> None
 
 @pytest.mark.parametrize(
     "target",
-    ["fmq:{}/dead?layout=classic", "mcap:{}/dead.mcap", "iwrf:{}/dead", "iwrf+fmq:{}/dead"],
+    [
+        *("fmq:{}/dead?layout=classic", "mcap:{}/dead.mcap", "iwrf:{}/dead", "iwrf+fmq:{}/dead"),
+        "jsonl:{}/dead.jsonl?decode=struct:<i",  # which only an open writer tells
+    ],
 )
 def test_dead_letters_into_a_stream_that_keeps_no_reasons_are_refused_before_spark_is_started(
     here: Path, target: str

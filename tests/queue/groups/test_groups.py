@@ -431,6 +431,16 @@ def test_a_message_that_is_delivered_too_often_is_put_aside(
     assert {(letter.attempts, letter.receiver) for letter in found} == {(2, f"{url}?group=us")}
 
 
+def test_messages_are_not_put_aside_where_the_reasons_would_be_lost(
+    url: str, writer: Writer, tmp_path: Path
+) -> None:
+    fill(writer, 1)
+    dead = f"fmq:{tmp_path}/dead?layout=classic"
+    with pytest.raises(InvalidOption, match="it keeps no attributes") as caught:
+        member(url, deliveries=1, dead=dead)
+    assert caught.value.option == "dead"
+
+
 def test_nothing_is_put_aside_before_the_letter_is_stored(
     url: str, writer: Writer, tmp_path: Path
 ) -> None:

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.endpoints import identity
-from penstock.core.errors import ConfigErrors, InvalidOption
+from penstock.core.dead_letter import KEEPS_REASONS, NO_REASONS
+from penstock.core.endpoints import cannot_carry, identity
+from penstock.core.errors import ConfigErrors, InvalidOption, PenstockError
 from penstock.core.functions import FunctionNotFound, find_function
 from penstock.core.options import nearest
 from penstock.pipeline.graph.model import whole_graph
@@ -475,6 +476,8 @@ def _sink_options(pipeline: Pipeline, name: str, sink: Sink) -> Iterator[ConfigE
             check_target(sink.stream)
         except InvalidOption as error:
             yield pipeline.error(("sinks", name, sink.kind), error.reason, hint=error.hint)
+    if sink.dead_letter is not None and _drops_reasons(sink.dead_letter):
+        yield pipeline.error(("sinks", name, "dead_letter"), NO_REASONS, hint=KEEPS_REASONS)
     if sink.writes_files or sink.kind == "format":
         return  # they are Spark's
     for key in sink.options:
@@ -486,3 +489,11 @@ def _sink_options(pipeline: Pipeline, name: str, sink: Sink) -> Iterator[ConfigE
                 "there is no such option of a stream",
                 hint="there is staging; what is about the stream stands in its URL",
             )
+
+
+def _drops_reasons(url: str) -> bool:
+    """Tell whether a stream is known not to store attributes; the runner asks the stream itself."""
+    try:
+        return "attributes" in cannot_carry(url)
+    except PenstockError:  # opening it will raise the error
+        return False

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import Tended
+from penstock.core.dead_letter import KEEPS_REASONS, NO_REASONS
 from penstock.core.endpoints import describe, endpoint_of, identity, open_writer, remove
 from penstock.core.errors import NotFound, PenstockError, Unsupported
 from penstock.core.units import format_duration
@@ -551,11 +552,7 @@ def _check_dead_letters(plan: Plan) -> None:
     for pipeline in plan.pipelines:
         for name, sink in pipeline.sinks.items():
             if sink.dead_letter is not None and _drops_reasons(sink.dead_letter):
-                raise pipeline.error(
-                    ("sinks", name, "dead_letter"),
-                    "it keeps no attributes, which hold the reason of a dead letter",
-                    hint="use a log: or a wide fmq: queue",
-                )
+                raise pipeline.error(("sinks", name, "dead_letter"), NO_REASONS, hint=KEEPS_REASONS)
 
 
 class _OnlyAsked(Exception):
@@ -565,7 +562,7 @@ class _OnlyAsked(Exception):
 def _drops_reasons(url: str) -> bool:
     """Tell whether a stream does not store attributes; False, too, if that cannot be asked now.
 
-    Another run may be writing to it, or its server be away: the query says so when it writes. A
+    Another run may be writing to it, or its server be away: the query ends when it writes. A
     stream that does not exist is created for the question, and removed again if it drops them.
     """
     is_new, drops = _is_missing(url), False

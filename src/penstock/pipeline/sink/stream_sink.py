@@ -44,7 +44,14 @@ from penstock.pipeline.spark_process import (
     freeze_modules,
     private_folder,
 )
-from penstock.queue.append_once import Staging, append_once, known_of, remove_batch, remove_files
+from penstock.queue.append_once import (
+    Staging,
+    append_once,
+    check_letters,
+    known_of,
+    remove_batch,
+    remove_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -319,6 +326,7 @@ def _append(url: str, commit: Commit) -> None:
         endpoint.forget(URL.parse(url), commit.writer)
         return
     with open_writer(url) as writer:
+        check_letters(writer, commit.batches())
         for batch in commit.batches():
             writer.write_batch(batch)
         writer.flush()

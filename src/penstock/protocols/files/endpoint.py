@@ -53,7 +53,7 @@ from penstock.protocols.files.text import CsvFormat, JsonLinesFormat
 from penstock.queue.endpoint import token_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
     from penstock.core.batch import Batch
@@ -124,6 +124,10 @@ class FileEndpoint(Endpoint):
 
     def identity(self, url: URL) -> Identity:
         return Identity.of(url)
+
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:
+        # Which of them are kept beside a decoded payload, the writer finds out.
+        return {} if "decode" in url.options else self.format.cannot_carry
 
     def storage_of(self, url: URL) -> str | None:
         return token_of(str(_path_of(url)))

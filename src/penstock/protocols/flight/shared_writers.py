@@ -265,6 +265,7 @@ class LentWriter:
 
     def __init__(self, writer: Writer, write: Callable[[Batch], None]) -> None:
         self.url = writer.url
+        self.cannot_carry = writer.cannot_carry
         self._writer = writer
         self._write = write
         self._before = writer.statistics()

@@ -112,6 +112,9 @@ class JrtcEndpoint(Endpoint):
             raise StorageError("sending to", url.text, error) from error
         return DatagramWriter(url.text, sock, options.stream)
 
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return _CANNOT_CARRY
+
     def identity(self, url: URL) -> Identity:
         return Identity.of(url, path="", port=_port(url))
 

@@ -101,6 +101,9 @@ class LhhtttEndpoint(Endpoint):
                 details={"reliable": client.is_reliable},
             )
 
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return _CANNOT_CARRY
+
     def storage_of(self, url: URL) -> str | None:
         return f"{url.scheme}:{url.host}:{url.port or DEFAULT_PORT}{url.path.rstrip('/')}"
 

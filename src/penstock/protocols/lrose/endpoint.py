@@ -11,6 +11,7 @@ from penstock.core.position import Position
 from penstock.protocols.lrose.addresses import parse_address
 from penstock.protocols.lrose.ds_client import ping
 from penstock.protocols.lrose.fmq_client import (
+    CANNOT_CARRY,
     READER_OPTIONS,
     WRITER_OPTIONS,
     Target,
@@ -22,6 +23,7 @@ from penstock.protocols.lrose.fmq_wire import OpenMode
 from penstock.protocols.lrose.fmq_writer import FmqWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
     from penstock.core.interfaces import Reader, Writer
@@ -57,6 +59,9 @@ class FmqpEndpoint(Endpoint):
     def identity(self, url: URL) -> Identity:
         address = parse_address(url)
         return Identity(address.scheme, f"//{address.server}/{address.path}")
+
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return CANNOT_CARRY
 
     def describe(self, url: URL) -> StreamInfo:
         """Describe the queue as far as the protocol allows: its messages, and its server."""

@@ -110,6 +110,9 @@ class PsiEndpoint(Endpoint):
     def identity(self, url: URL) -> Identity:
         return Identity.of(url, port=DEFAULT_PORT)
 
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return PsiWriter.cannot_carry
+
     def describe(self, url: URL) -> StreamInfo:
         host, port, name = _parse(url)
         options = parse_options(url, PsiReaderOptions)

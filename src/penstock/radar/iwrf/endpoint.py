@@ -16,11 +16,13 @@ from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.radar.iwrf.files import FileOptions, IwrfFileReader, IwrfFileWriter
-from penstock.radar.iwrf.messages import details_of
+from penstock.radar.iwrf.messages import CANNOT_CARRY, details_of
 from penstock.radar.iwrf.queues import IwrfQueueReader, IwrfQueueWriter, QueueOptions
 from penstock.radar.iwrf.tcp import IwrfTcpReader, IwrfTcpWriter, TcpOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.core.interfaces import Reader, Writer
 
 __all__ = ["IwrfEndpoint", "IwrfQueueEndpoint", "IwrfTcpEndpoint"]
@@ -43,6 +45,9 @@ class IwrfEndpoint(Endpoint):
 
     def open_writer(self, url: URL) -> Writer:
         return IwrfFileWriter(url.text, _path(url), parse_options(url, FileOptions))
+
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return CANNOT_CARRY
 
     def identity(self, url: URL) -> Identity:
         return Identity.of(url)
@@ -121,6 +126,9 @@ class IwrfQueueEndpoint(Endpoint, Removable):
             )
         endpoint.remove(inner, force=force)
 
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return CANNOT_CARRY
+
     def identity(self, url: URL) -> Identity:
         inner, _ = _split(url)
         return endpoint_of(inner).identity(inner)
@@ -173,6 +181,9 @@ class IwrfTcpEndpoint(Endpoint):
 
     def open_writer(self, url: URL) -> Writer:
         return IwrfTcpWriter(url.text, *_address(url), parse_options(url, TcpOptions))
+
+    def cannot_carry(self, url: URL) -> Mapping[str, str]:  # noqa: ARG002
+        return CANNOT_CARRY
 
     def identity(self, url: URL) -> Identity:
         return Identity.of(url)

@@ -136,12 +136,27 @@ class Endpoint:
 
     #: Why the oldest messages of its streams are dropped.
     oldest_go_by: ClassVar[DropReason] = DropReason.OVERRUN
+    #: Whether written messages can be read again. If not, a reader would stand where their
+    #: receiver does, and is not opened to look at them.
+    can_be_reread: ClassVar[bool] = True
 
     def open_reader(self, url: URL, start: Position) -> Reader:  # noqa: ARG002
         raise Unsupported(f"{url.scheme}: cannot be read from ({url})")
 
     def open_writer(self, url: URL) -> Writer:
         raise Unsupported(f"{url.scheme}: cannot be written to ({url})")
+
+    def reread(self, url: URL) -> Reader:
+        """Open the stream of a writer's URL at its oldest message, to see what is there.
+
+        A subclass whose readers take other options than its writers overrides it.
+
+        :raises NotFound: the stream does not exist yet.
+        :raises Unsupported: its messages cannot be read again.
+        """
+        if not self.can_be_reread:
+            raise Unsupported(f"{url} cannot be read again")
+        return self.open_reader(url, Position.START)
 
     def create(self, url: URL, *, replace: bool = False) -> None:  # noqa: ARG002
         raise Unsupported(

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.core.capabilities import AllOrNone, AppendOnce, Replayable
-from penstock.core.endpoints import endpoint_of, open_reader, open_writer
-from penstock.core.errors import NotFound, PenstockError, Unsupported
-from penstock.core.interfaces import Closable
+from penstock.core.endpoints import endpoint_of, open_writer
+from penstock.core.errors import NotFound, PenstockError, Unsupported, WriteTimeout
+from penstock.core.interfaces import Writer
 from penstock.core.position import Position
 from penstock.core.provenance import (
     COMPARED,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.core.batch import Batch
-    from penstock.core.interfaces import Bounds, Reader, Writer
+    from penstock.core.interfaces import Bounds, Reader
 
 __all__ = [
     "NotedAppends",
@@ -72,6 +72,7 @@ __all__ = [
     "append_noted",
     "append_once",
     "check_letters",
+    "check_taken",
     "has_batches",
     "known_of",
     "notes_of",
@@ -109,7 +110,7 @@ def append_once(
     if isinstance(endpoint, AppendOnce):
         return endpoint.append_once(URL.parse(url), commit)
     with open_writer(url) as writer:
-        return append_noted(writer, _notes(commit), commit, lambda: read_back(url))
+        return append_noted(writer, _notes(commit), commit, lambda: read_back(url), closes=True)
 
 
 def known_of(
@@ -134,11 +135,12 @@ def has_batches(url: str) -> bool:
 
 
 def read_back(url: str, start: Position = Position.START) -> Reader:
-    """Open the stream of a writer's URL for reading."""
-    endpoint = endpoint_of(url)
-    if not isinstance(endpoint, AppendOnce):
-        return open_reader(url, start)
-    reader = endpoint.reread(URL.parse(url))
+    """Open the stream of a writer's URL for reading.
+
+    :raises NotFound: the stream does not exist yet.
+    :raises Unsupported: its messages cannot be read again.
+    """
+    reader = endpoint_of(url).reread(URL.parse(url))
     if start != Position.START:
         reader.seek(start)
     return reader
@@ -203,16 +205,23 @@ class Appender(Protocol):
 
 
 def append_noted(
-    writer: Appender, notes: WriterNotes, commit: Commit, reread: Callable[[], Reader]
+    writer: Appender,
+    notes: WriterNotes,
+    commit: Commit,
+    reread: Callable[[], Reader],
+    *,
+    closes: bool = False,
 ) -> int:
     """Append a batch to a stream, unless it is there already; return the count of new messages.
 
     :param writer: the only writer of the stream
     :param reread: opens a reader to compare existing messages; `NotFound`, `Unsupported` or a
         reader that is not `Replayable` mean that the stream cannot be read
+    :param closes: the writer is closed before the batch is noted as done
     :raises Stranger: another writer appended in between.
     :raises AnotherBatch: another batch was appended under this number.
     :raises Unsupported: there are dead letters in it, and the stream does not keep their reasons.
+    :raises WriteTimeout: with `closes`, not all of it was taken before the writer was closed.
     """
     check_letters(writer, commit.batches())  # before a note tells of the batch
     work = _Appending(writer.url, notes, commit, reread)
@@ -223,10 +232,12 @@ def append_noted(
         log.warning("%s: batch %d is there already, and skipped", writer.url, commit.batch)
         return 0
     new = _append(writer, _after(staged_batches(files), there))
-    if isinstance(writer, AllOrNone) and isinstance(writer, Closable):
-        writer.close()  # only then they are there
-    else:
+    is_whole_when_closed = isinstance(writer, AllOrNone)  # only then they are there
+    if not is_whole_when_closed:
         writer.flush()
+    if (closes or is_whole_when_closed) and isinstance(writer, Writer):
+        writer.close()
+        check_taken(writer)
     notes.put(note._replace(is_done=True, files=()))
     return new
 
@@ -575,6 +586,19 @@ def check_letters(writer: Appender, batches: Iterable[Batch]) -> None:
             raise Unsupported(
                 f"{writer.url} takes no dead letters: {NO_REASONS}", hint=KEEPS_REASONS
             )
+
+
+def check_taken(writer: Writer) -> None:
+    """Check that a closed writer which is the server of its stream got rid of all messages.
+
+    :raises WriteTimeout: nobody took some of them.
+    """
+    if untaken := writer.statistics().untaken:
+        raise WriteTimeout(
+            f"{writer.url}: nobody took {untaken:,} messages before it was closed",
+            hint="its writer is its server, which lasts for a batch; write to a log: and copy "
+            "that: penstock cp log:/path/name URL --follow",
+        )
 
 
 def _append(writer: Appender, batches: Iterable[Batch]) -> int:

@@ -22,6 +22,7 @@ from penstock.core.errors import InvalidURL, Malformed, NotFound
 from penstock.core.interfaces import BookedWriter, BytesLike, Reader
 from penstock.core.options import Options, Patience, Size, parse_options
 from penstock.core.overflow import DropReason
+from penstock.core.position import Position
 from penstock.protocols.lrose.ldata_format import (
     ROOT,
     LatestInfo,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import StreamInfo, Writer
     from penstock.core.message import Message
-    from penstock.core.position import Position
     from penstock.core.stream_id import StreamId
     from penstock.core.url import URL
 
@@ -90,6 +90,12 @@ class LatestEndpoint(Listable, Endpoint):
 
     def open_writer(self, url: URL) -> Writer:
         return LatestWriter(url.text, _directory(url), parse_options(url, LatestWriterOptions))
+
+    def reread(self, url: URL) -> Reader:
+        name = parse_options(url, LatestWriterOptions).name
+        return LatestReader(
+            url.text, _directory(url), Position.START, LatestReaderOptions(name=name)
+        )
 
     def create(self, url: URL, *, replace: bool = False) -> None:
         """Create an empty queue, for readers that start before the first entry."""

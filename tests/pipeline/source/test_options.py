@@ -59,6 +59,10 @@ def test_what_would_be_emptied_with_every_batch_is_no_target() -> None:
     check_target("fmq:/a?slots=10")
     with pytest.raises(InvalidOption, match="would empty it"):
         check_target("fmq:/a?create=always")
+    check_target("jsonl:/a?replace=false")
+    with pytest.raises(InvalidOption, match="would write over it") as caught:
+        check_target("jsonl:/a?replace=true")
+    assert "a log:" in str(caught.value.hint)
     with pytest.raises(InvalidURL):
         check_target("nowhere")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,13 @@ from penstock.core import provenance
 from penstock.core.batch import batch_from_messages
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.endpoints import endpoint_of, identity
-from penstock.core.errors import DamagedQueue, LockTimeout, StorageError, Unsupported
+from penstock.core.errors import (
+    DamagedQueue,
+    LockTimeout,
+    StorageError,
+    Unsupported,
+    WriteTimeout,
+)
 from penstock.core.message import Message
 from penstock.core.provenance import AnotherBatch, Commit, Origin, Span, Staged
 from penstock.core.stream_id import StreamId
@@ -26,6 +33,7 @@ from penstock.core.url import URL
 from penstock.pipeline.sink.stream_sink import StreamSink, _Message
 from penstock.pipeline.source.checkpoint import Offset, offsets_to_json, origin_of
 from penstock.pipeline.source.options import SinkOptions
+from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.queue.append_once import (
     NotedAppends,
     Staging,
@@ -39,6 +47,7 @@ from penstock.queue.log.retention import Limits
 from penstock.queue.notes import NoteFile, notes_beside
 from support.commit_lives import notes_for, stage
 from support.machine import Machine
+from support.mosquitto import free_port
 from support.small_disks import small_disk_at
 from support.spark_streams import fill, payloads
 
@@ -696,3 +705,44 @@ def test_a_batch_is_not_done_before_its_file_is_there(tmp_path: Path, folder: Pa
         ballast.unlink()
         assert append_once(url, staged(url, folder, 300), "q", 0, folder) == 300
         assert rows_of(url) == list(range(300))
+
+
+# --- into streams that cannot be read again -------------------------------------------------------
+
+
+def one_message(url: str, folder: Path, payload: bytes = b"1") -> list[Staged]:
+    task = Staging(folder / "q" / "0", 0)
+    now = time.time_ns()
+    task.add([url], batch_from_messages([Message(0, now, now, 0, 0, STREAM, None, payload)]))
+    return task.finish()
+
+
+def test_a_receiver_of_datagrams_on_this_machine_gets_them(folder: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(5)
+        url = f"jrtc+udp://127.0.0.1:{receiver.getsockname()[1]}"
+        assert append_once(url, one_message(url, folder), "q", 0, folder) == 1
+        assert receiver.recv(100) == STREAM.to_bytes() + b"1"
+
+
+def test_what_nobody_has_taken_from_a_server_of_one_batch_is_an_error_and_not_done(
+    folder: Path,
+) -> None:
+    url = f"psi://127.0.0.1:{free_port()}/A?linger=0.1"
+    for _ in range(2):
+        with pytest.raises(WriteTimeout, match="nobody took 1 messages") as caught:
+            append_once(url, one_message(url, folder), "q", 0, folder)
+    assert "penstock cp" in str(caught.value.hint)
+
+
+def test_options_that_only_writers_take_are_no_hindrance(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    url = f"jsonl:{path}?decode=struct:<h&replace=false"
+    assert append_once(url, one_message(url, folder, b"\1\0"), "q", 0, folder) == 1
+    assert json.loads(path.read_text())["f0"] == 1
+    with FmqServer(FmqServerOptions(root=tmp_path, port=0)) as server:
+        url = f"fmqp://127.0.0.1:{server.port}/q"
+        parts = one_message(f"{url}?slots=100&compress=gzip", folder)
+        assert append_once(parts[0].url, parts, "q", 0, folder) == 1
+        assert payloads(url) == [b"1"]

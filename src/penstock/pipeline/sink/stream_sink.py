@@ -48,6 +48,7 @@ from penstock.queue.append_once import (
     Staging,
     append_once,
     check_letters,
+    check_taken,
     known_of,
     remove_batch,
     remove_files,
@@ -330,6 +331,7 @@ def _append(url: str, commit: Commit) -> None:
         for batch in commit.batches():
             writer.write_batch(batch)
         writer.flush()
+    check_taken(writer)
 
 
 #: Columns that a sink accepts; others are refused, so that nothing is dropped silently.

@@ -26,6 +26,8 @@ __all__ = ["SinkOptions", "SourceOptions", "check_target", "parse_spark_options"
 _BETWEEN_URLS: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*:)")
 
 _NUMBER: Final = re.compile(r"-?[0-9]+")
+#: Values of an option that is off.
+_OFF: Final = frozenset({"false", "0", "no", "off", "n", "f"})
 
 #: Options that set the start of a source, and its end.
 _STARTS: Final = (
@@ -84,9 +86,17 @@ def check_target(url: str) -> None:
     :raises InvalidURL: the URL is not valid.
     :raises InvalidOption: each batch would replace the one before.
     """
-    if URL.parse(url).options.get("create") == "always":
+    options = URL.parse(url).options
+    if options.get("create") == "always":
         raise InvalidOption(
             "url", url, "create=always would empty it with every batch", hint="leave it out"
+        )
+    if options.get("replace", "false").lower() not in _OFF:
+        raise InvalidOption(
+            "url",
+            url,
+            "replace= would write over it with every batch",
+            hint="leave it out; what gets many batches is a log:, or a directory of files",
         )
 
 

@@ -7,6 +7,7 @@ Row numbers are the sequence numbers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import logging
@@ -98,6 +99,11 @@ class FileEndpoint(Endpoint):
     def open_writer(self, url: URL) -> Writer:
         options = parse_options(url, self.format.writer_options)
         return FileWriter(url.text, _path_of(url), self.format, options)
+
+    def reread(self, url: URL) -> Reader:
+        known = self.format.reader_options.model_fields
+        options = {name: value for name, value in url.options.items() if name in known}
+        return self.open_reader(dataclasses.replace(url, options=options), Position.START)
 
     def describe(self, url: URL) -> StreamInfo:
         path = _path_of(url)

@@ -93,6 +93,8 @@ class UrlOptions(Options):
 class JrtcEndpoint(Endpoint):
     """Datagrams of jrt-controller's forwarder, and frames to its input streams."""
 
+    can_be_reread = False
+
     def open_reader(self, url: URL, start: Position) -> Reader:
         if url.scheme != "jrtc+udp":
             hint = "a reader listens at jrtc+udp://host:port"

@@ -74,6 +74,8 @@ class UrlOptions(Options):
 class LhhtttEndpoint(Endpoint):
     """A queue that speaks LHHTTT, ours or stream-py's."""
 
+    can_be_reread = False
+
     def open_reader(self, url: URL, start: Position) -> Reader:
         if start != Position.START:
             raise PositionError(f"{url}: a queue gives its oldest message next, not {start}")

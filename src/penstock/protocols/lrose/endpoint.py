@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from penstock.core.endpoints import Endpoint, Identity
@@ -42,6 +43,10 @@ class FmqpEndpoint(Endpoint):
     def open_writer(self, url: URL) -> Writer:
         _refuse(url, READER_OPTIONS, "is for readers, and would do nothing here")
         return FmqWriter(Target.of(url))
+
+    def reread(self, url: URL) -> Reader:
+        options = {name: value for name, value in url.options.items() if name not in WRITER_OPTIONS}
+        return self.open_reader(dataclasses.replace(url, options=options), Position.START)
 
     def create(self, url: URL, *, replace: bool = False) -> None:
         target = Target.of(url)

@@ -93,6 +93,8 @@ _OF_STREAMS: Final = frozenset(PsiWriterOptions.model_fields) - frozenset(
 class PsiEndpoint(Endpoint):
     """`psi://host:11411/Stream%20Name`: a stream behind a RemoteExporter, ours or psi's."""
 
+    can_be_reread = False
+
     def open_reader(self, url: URL, start: Position) -> Reader:
         host, port, name = _parse(url)
         kind = WholePsiReader if start == Position.START else PsiReader

@@ -127,6 +127,7 @@ class MqttTopicOptions(TopicOptions):
 class _TopicEndpoint(Endpoint, ABC):
     """The common part of both endpoints."""
 
+    can_be_reread = False
     _options: type[TopicOptions]
     _port: ClassVar[int]
 

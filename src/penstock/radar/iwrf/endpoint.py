@@ -106,6 +106,10 @@ class IwrfQueueEndpoint(Endpoint, Removable):
         queue = endpoint_of(inner).open_reader(inner, start)
         return IwrfQueueReader(url.text, queue, None if wanted is None else int(wanted))
 
+    def reread(self, url: URL) -> Reader:
+        inner, _ = _split(url)
+        return IwrfQueueReader(url.text, endpoint_of(inner).reread(inner), None)
+
     def open_writer(self, url: URL) -> Writer:
         inner, options = _split(url)
         inner = URL.parse(_without_options(inner), _made_with(inner))
@@ -173,6 +177,8 @@ def _without_options(url: URL) -> str:
 
 class IwrfTcpEndpoint(Endpoint):
     """`iwrf+tcp://host:port`: packets over the network; a writer listens there."""
+
+    can_be_reread = False
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         if start not in {Position.START, Position.END}:

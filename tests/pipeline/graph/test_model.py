@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.pipeline import Pipeline, Source, parse_pipelines, plan
 from penstock.pipeline.graph.fields import Trigger
-from penstock.pipeline.source.options import SourceOptions
+from penstock.pipeline.source.options import SourceOptions, parse_spark_options
 
 
 def moments(beams: Any) -> Any:
@@ -103,6 +103,17 @@ def test_what_is_written_down_is_read_back_as_the_same() -> None:
     pipeline = storm_watch()
     written = plan(pipeline).as_dict()["pipelines"]
     assert parse_pipelines(json.dumps(written)) == [pipeline]
+
+
+@pytest.mark.parametrize("name", ["failOnDataLoss", "failondataloss"])
+def test_losses_are_counted_wherever_the_source_is_told_to_go_on(name: str) -> None:
+    options = {name: "no", "LossUrl": "log:/lost"}
+    source = Pipeline("p").source("a", url="log:/a", options=options).sources["a"]
+    parsed = parse_spark_options(source.spark_options(), SourceOptions)
+    assert (source.goes_on_after_loss, source.losses_to) == (True, "log:/lost")
+    assert (parsed.failOnDataLoss, parsed.lossUrl) == (False, "log:/lost")
+    plain = Pipeline("p").source("a", url="log:/a").sources["a"]
+    assert (plain.goes_on_after_loss, plain.losses_to) == (False, None)
 
 
 def test_the_options_of_a_source_are_those_of_the_spark_source() -> None:

@@ -61,6 +61,10 @@ _OWN_COLUMNS = frozenset({"text", "binaryfile"})
 _NO_OPTIONS = {"urls", "decode", "options", "static", "format", "path", "schema_"}
 
 
+#: What the source takes as no.
+_NO = {"false", "0", "no", "off", "n", "f"}
+
+
 class Source(ConfigModel):
     """Streams to read, or the input of another Spark format.
 
@@ -105,7 +109,17 @@ class Source(ConfigModel):
         """Whether lost messages are counted instead of failing the query."""
         if self.format is not None:
             return False  # it counts nothing
-        return self.spark_options().get("failOnDataLoss", "true").strip().lower() == "false"
+        return self._option("failOnDataLoss", "true").strip().lower() in _NO
+
+    @property
+    def losses_to(self) -> str | None:
+        """The stream that is told of lost messages, wherever it is given."""
+        return None if self.format is not None else self._option("lossUrl", "") or None
+
+    def _option(self, name: str, otherwise: str) -> str:
+        """Return an option of the source by its name, in which Spark ignores the case."""
+        given = {key.lower(): value for key, value in self.spark_options().items()}
+        return given.get(name.lower(), otherwise)
 
     @property
     def decodes_inside(self) -> bool:

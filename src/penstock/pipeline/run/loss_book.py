@@ -44,7 +44,7 @@ class LossBook:
 
     def __init__(self, checkpoint: Path, sources: Sequence[Source]) -> None:
         self._checkpoint = checkpoint
-        self._urls = [source.loss_url for source in sources if source.loss_url is not None]
+        self._urls = [url for source in sources if (url := source.losses_to) is not None]
         #: Where tasks report missing messages.
         self.folder = Path(f"{checkpoint}.losses")
 

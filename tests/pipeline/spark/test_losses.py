@@ -182,8 +182,11 @@ def test_a_stream_removed_while_no_query_ran_is_a_loss_that_nobody_can_count(
     (tmp_path / "a.fmq").unlink()
     strict = Planner(f"fmq:{tmp_path}/*")
     strict.at = planner.at
-    with pytest.raises(DataLoss, match=r"a: an unknown number .* removed while no query ran"):
+    with pytest.raises(
+        DataLoss, match=r"a: an unknown number .* removed while no query ran"
+    ) as caught:
         strict.plan()
+    assert "start once with failOnDataLoss=false" in str(caught.value.hint)
     strict.reader.stop()
     url = f"fmq:{tmp_path}/a"
     loose = Planner(f"fmq:{tmp_path}/*", failOnDataLoss="false")
@@ -195,6 +198,21 @@ def test_a_stream_removed_while_no_query_ran_is_a_loss_that_nobody_can_count(
     assert loose.run() == list(range(1000, 1003))  # another one of that name
     assert lost_of(loose, url) == (0, 1)
     loose.reader.stop()
+
+
+def test_a_stream_that_is_not_named_any_more_is_not_said_to_be_removed(tmp_path: Path) -> None:
+    one, other = f"log:{tmp_path}/a", f"log:{tmp_path}/b"
+    fill(one, range(5))
+    fill(other, range(5))
+    planner = Planner(f"{one},{other}")
+    planner.begin()
+    planner.run()
+    planner.reader.stop()
+    alone = Planner(one)
+    alone.at = planner.at
+    with pytest.raises(DataLoss, match=r"/b: .* the source does not name it any more") as caught:
+        alone.plan()
+    assert str(caught.value.hint).startswith("name it again; or, if it was read to its end")
 
 
 def test_a_stream_that_was_read_and_then_removed_while_the_query_ran_is_no_loss(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CREATED_ANEW",
     "CUT_OFF",
+    "NOT_THERE",
     "PUT_BACK",
     "ROW_SCHEMA",
     "SPARK_SCHEMA",
@@ -71,6 +72,7 @@ ROW_SCHEMA: Final = pa.schema(
 
 CREATED_ANEW: Final = "the stream was created anew"
 PUT_BACK: Final = "the stream was put back from an older copy, and goes on with other messages"
+NOT_THERE: Final = "the stream is not there any more"
 CUT_OFF: Final = "they were not on the disk when the power failed"
 OVERWRITTEN: Final = "overwritten"
 REMOVED: Final = "removed by the log's retention"
@@ -234,7 +236,7 @@ def read_range(
     try:
         reader = open_reader(wanted.place or wanted.url, start=Position.START)
     except NotFound:
-        yield wanted.lost(wanted.start, wanted.end - 1, "the stream is not there any more")
+        yield wanted.lost(wanted.start, wanted.end - 1, NOT_THERE)
         return
     with reader:
         bounds = reader.bounds()

@@ -48,6 +48,7 @@ from penstock.pipeline.source.loss_reports import (
 from penstock.pipeline.source.options import SinkOptions, SourceOptions, parse_spark_options
 from penstock.pipeline.source.ranges import (
     CREATED_ANEW,
+    NOT_THERE,
     PUT_BACK,
     ROW_SCHEMA,
     SPARK_SCHEMA,
@@ -75,6 +76,23 @@ _READ_ANEW: Final = (
     "put the stream back that was read; or set failOnDataLoss=false, and what is there now is read "
     "from its beginning"
 )
+_WITHOUT_IT: Final = (
+    "if it was read to its end, start once with failOnDataLoss=false, which counts that once and "
+    "goes on without it"
+)
+_PUT_BACK_OR: Final = f"put it back; or, {_WITHOUT_IT}"
+_REMOVED: Final = "the stream was removed"
+_REMOVED_MEANWHILE: Final = "the stream was removed while no query ran"
+_NOT_NAMED: Final = "the source does not name it any more"
+#: What to do about a loss, where a larger queue is no help.
+_HINTS: Final = {
+    PUT_BACK: _READ_ANEW,
+    CREATED_ANEW: _READ_ANEW,
+    NOT_THERE: _PUT_BACK_OR,
+    _REMOVED: _PUT_BACK_OR,
+    _REMOVED_MEANWHILE: _PUT_BACK_OR,
+    _NOT_NAMED: f"name it again; or, {_WITHOUT_IT}",
+}
 
 
 class Part(InputPartition):
@@ -120,7 +138,7 @@ class TaskReading:
     def _lose(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
         """Raise `DataLoss`, or report the loss if `failOnDataLoss` is false."""
         if self._options.failOnDataLoss:
-            raise DataLoss(lost, _READ_ANEW if lost.reason == PUT_BACK else None)
+            raise DataLoss(lost, _HINTS.get(lost.reason))
         self._tell(lost, run, attempt)
 
     def _tell(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
@@ -386,10 +404,11 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             end = self._streams.end_of_removed(url, known.epoch)
             lost = None
             if end is None:  # it existed when the query ended; later messages are unknown
-                why = "the stream was removed while no query ran"
+                is_named = any(is_named_by(url, one) for one in self._options.url)
+                why = _REMOVED_MEANWHILE if is_named else _NOT_NAMED
                 lost = LostRange(url, known.epoch, known.end, None, why)
             elif end > known.end:
-                lost = LostRange(url, known.epoch, known.end, end - 1, "the stream was removed")
+                lost = LostRange(url, known.epoch, known.end, end - 1, _REMOVED)
             at = max(known.end, end or 0)
             ends[url] = replace(known, end=at, start=at, reader=self._reader, is_gone=True)
             if lost is not None:

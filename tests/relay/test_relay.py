@@ -825,6 +825,19 @@ def test_what_a_failed_flush_left_unsettled_is_settled_by_the_next_or_in_doubt(
         assert reader.group().acked == acked
 
 
+def test_what_a_relay_copied_for_a_group_before_it_failed_is_settled(
+    source: str, tmp_path: Path
+) -> None:
+    shared, target = f"{source}?group=archive", f"fmq:{tmp_path}/small?size=64k"
+    fill(source, 5)
+    with open_writer(source) as writer:
+        writer.write(bytes(500_000))
+    for _ in range(2):
+        with pytest.raises(MessageTooLarge):
+            relay(shared, target)
+    assert numbers(target) == list(range(5))  # and none of them twice
+
+
 def test_a_relay_goes_on_that_was_too_slow_for_the_leases_of_its_group(source: str) -> None:
     fill(source, 40)
     shared = f"{source}?group=archive&lease=300ms"

@@ -23,6 +23,7 @@ from penstock.core.errors import (
     InvalidOption,
     LeaseLost,
     MessageTooLarge,
+    PenstockError,
     Unacknowledged,
     WriteTimeout,
 )
@@ -501,20 +502,30 @@ class Relay:
         """
         left = Left(piece)
         self._note(piece)
-        while left.batch.num_rows:
-            retried(lambda: self._attempt(left), self._policy, self._clock, self._note_outage)
+        try:
+            while left.batch.num_rows:
+                retried(lambda: self._attempt(left), self._policy, self._clock, self._note_outage)
+        except BaseException:
+            with contextlib.suppress(PenstockError):  # the first error says more
+                self._settle(piece.slice(0, piece.num_rows - left.batch.num_rows))
+            raise
         self.trouble = None
-        if isinstance(self._reader, Grouped):
-            self._unflushed.append(piece)
-            if self._flush():
-                for flushed in self._unflushed:
-                    self._ack(self._reader, flushed)
-                self._unflushed.clear()
+        self._settle(piece)
         now = self._clock.monotonic()
         if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:
             self._synced_at = now
             if self._flush():
                 self._journal.sync(self._on_disk(self._note_behind(piece)))
+
+    def _settle(self, piece: Batch) -> None:
+        """Tell a group what is done, as soon as the target has flushed it."""
+        if not isinstance(self._reader, Grouped) or not piece.num_rows:
+            return
+        self._unflushed.append(piece)
+        if self._flush():
+            for flushed in self._unflushed:
+                self._ack(self._reader, flushed)
+            self._unflushed.clear()
 
     def _ack(self, reader: Grouped, piece: Batch) -> None:
         """Settle copied messages; those whose lease ran out are delivered again."""
@@ -551,6 +562,7 @@ class Relay:
             self._count_copied(left, error.acknowledged)
             raise
         except MessageTooLarge:
+            self._is_connected = True
             self._count_copied(left, self._writer.statistics().messages - before)
             if self._options.refused == "stop":
                 raise

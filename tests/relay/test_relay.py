@@ -18,6 +18,7 @@ from penstock.core.batch import Batch
 from penstock.core.capabilities import Grouped
 from penstock.core.errors import (
     Closed,
+    ConfigError,
     ConnectionLost,
     CursorInUse,
     DamagedQueue,
@@ -37,6 +38,7 @@ from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.queue.wide.file import QueueFile, mark
 from penstock.queue.wide.layout import State
 from penstock.relay import Relay, RelayOptions, RelayStatistics, relay_options
+from penstock.relay.config import load_relays
 from penstock.relay.journal import Journal, Note
 from relay.background import Background
 from support.mosquitto import free_port
@@ -876,3 +878,16 @@ def test_a_choice_by_time_that_a_group_would_deliver_again_is_refused(
     fill(source, 1)
     with pytest.raises(InvalidOption, match="deliver again"):
         relay(f"{source}?group=archive", target, by=by, end="2026-05-01T12:00:00Z")
+
+
+@pytest.mark.parametrize(("name", "more"), [("a-b", ""), ("c", ", state: positions/a-b.relay")])
+def test_relays_of_one_file_do_not_share_a_state(tmp_path: Path, name: str, more: str) -> None:
+    file = tmp_path / "relays.yaml"
+    file.write_text(
+        "state: positions\nrelays:\n"
+        '  "a b": {source: "log:/a", target: "log:/b"}\n'
+        f'  "{name}": {{source: "log:/a", target: "log:/c"{more}}}\n'
+    )
+    with pytest.raises(ConfigError, match=r"has the state of a b: .*/positions/a-b") as caught:
+        load_relays(file)
+    assert (caught.value.line, caught.value.field) == (4, f"relays.{name}")

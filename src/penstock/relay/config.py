@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, ValidationError
 
-from penstock.core.config import ConfigModel, load_config
+from penstock.core.config import ConfigModel, line_of, load_config
 from penstock.core.delivery_policy import DeliveryPolicy
-from penstock.core.errors import InvalidOption, PenstockError
+from penstock.core.errors import ConfigError, InvalidOption, PenstockError
 from penstock.core.options import Duration, reason_of
 from penstock.core.position import Position
 from penstock.core.quota import parse_quota
@@ -132,7 +132,8 @@ def load_relays(path: Path) -> dict[str, RelayOptions]:
     :raises ConfigError: a fault in the file, with its line.
     """
     file = load_config(path, RelayFile)
-    found = {}
+    found: dict[str, RelayOptions] = {}
+    users: dict[Path, str] = {}
     for name, options in file.relays.items():
         state = options.state
         if state is None and file.state is not None:
@@ -141,5 +142,14 @@ def load_relays(path: Path) -> dict[str, RelayOptions]:
             state = file.state / f"{plain or 'relay'}.relay"
         if state is not None:
             state = path.parent / state
+            user = users.setdefault(state.resolve(), name)
+            if user != name:
+                raise ConfigError(
+                    str(path),
+                    line_of(path, ("relays", name)),
+                    f"relays.{name}",
+                    f"has the state of {user}: {state}",
+                    hint="give it a state of its own: state: FILE",
+                )
         found[name] = options.model_copy(update={"state": state})
     return found

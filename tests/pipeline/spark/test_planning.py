@@ -298,6 +298,11 @@ def test_an_arrow_batch_of_large_messages_stays_small(tmp_path: Path) -> None:
         ({"url": "fmq:/q", "startingSeq": "1", "startingOffsets": "1"}, "is given as well", ""),
         ({"url": "fmq:/q", "endingOffsets": "latest"}, "is for spark.read only", ""),
         ({"url": "fmq:/q", "lossUrl": "log:/l"}, "ends the query", "failOnDataLoss"),
+        (
+            {"url": "fmq:/q", "failOnDataLoss": "false", "lossUrl": "jrtc+udp://there:20788"},
+            "cannot be read again",
+            "use a log:",
+        ),
     ],
 )
 def test_a_wrong_option_of_a_source_is_told_in_one_line(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from penstock.core.config import listed
+from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import InvalidOption
 from penstock.core.options import Size  # noqa: TC001 - pydantic reads it at run time
 from penstock.core.units import parse_duration, parse_time
@@ -293,6 +294,13 @@ class SourceOptions(SparkOptions):
                 self.lossUrl,
                 "nothing is written to it while a loss ends the query",
                 hint='.option("failOnDataLoss", "false")',
+            )
+        if self.lossUrl is not None and not endpoint_of(self.lossUrl).can_be_reread:
+            raise InvalidOption(
+                "lossUrl",
+                self.lossUrl,
+                "cannot be read again, and what tasks tell there is counted from it",
+                hint="use a log: or a queue, and copy that: penstock cp",
             )
 
     def start_time(self, url: str | None = None) -> int | None:

@@ -186,6 +186,24 @@ def test_a_oneof_has_the_member_that_its_struct_says() -> None:
     ]
 
 
+def test_members_of_a_oneof_are_aligned_as_in_c() -> None:
+    file = describe({"A": [("a", "double"), ("b", "bool"), ("c", "int32")]})
+    file.message_type[0].oneof_decl.add(name="one")
+    for field in file.message_type[0].field[:2]:
+        field.oneof_index = 0
+    descriptors = as_set(file)
+    codec, struct = codec_of(descriptors, "A", Nanopb()), Nanopb().struct(
+        find_message(descriptors, "A")
+    )
+    made = struct(which_one=1, c=7)
+    made.one.a = 0.5
+    expected = class_of(descriptors, "A")(a=0.5, c=7).SerializeToString()
+    assert codec.dtype.itemsize == ctypes.sizeof(struct) == 24
+    found = codec.serialise(column(bytes(made)))
+    assert (found.payloads.to_pylist(), found.failures) == ([expected], [])
+    assert codec.deserialise(column(expected)).rows.tobytes() == bytes(made)
+
+
 def test_a_struct_of_another_size_fails_alone() -> None:
     codec = codec_of(EXAMPLE, "status", Status)
     good = bytes(Status(id=1, status=b"ok"))
@@ -287,6 +305,22 @@ def test_arrays_without_a_count_have_all_elements() -> None:
     failures = codec.deserialise(column(b"\x0a\x02\x01\x02", b"\x0a\x04\x01\x80\x80\x04\x03"))[1]
     assert "fewer elements" in failures[0].found
     assert "a number that does not fit the struct in n" in failures[1].found
+
+
+def test_of_an_array_or_bytes_of_a_fixed_length_none_are_all_zeros() -> None:
+    # As nanopb reads them.
+    descriptors = as_set(describe({"A": [("n", "*uint32"), ("b", "?bytes"), ("x", "int32")]}))
+    room = {
+        "A.n": {"max_count": 3, "fixed_count": 1},
+        "A.b": {"max_size": 2, "fixed_length": 1},
+    }
+    codec = codec_of(descriptors, "A", Nanopb(room))
+    payloads = column(b"\x18\x05", b"\x0a\x03\x01\x02\x03\x12\x00\x18\x05", b"\x12\x01a")
+    rows, failures = codec.deserialise(payloads)
+    assert [failure.row for failure in failures] == [2]
+    assert rows["n"].tolist()[:2] == [[0, 0, 0], [1, 2, 3]]
+    assert rows["has_b"].tolist()[:2] == [0, 1]
+    assert rows["b"][:2].tobytes() == bytes(4)
 
 
 def test_fields_that_one_side_lacks() -> None:

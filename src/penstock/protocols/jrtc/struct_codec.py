@@ -91,7 +91,7 @@ class StructCodec:
         if isinstance(struct, Nanopb):
             struct = struct.struct(descriptor)
         #: The layout; texts are `S32` and the like, not arrays of characters.
-        self.dtype: np.dtype[Any] = _with_texts(np.dtype(struct))
+        self.dtype: np.dtype[Any] = _with_texts(_layout_of(struct))
         if self.dtype.fields is None:
             raise InvalidOption("struct", str(self.dtype), "has no fields")
         self.message = descriptor.full_name
@@ -127,6 +127,30 @@ class StructCodec:
             return Failure(row, f"{expected}, {self.dtype.itemsize:,} bytes", f"{size:,} bytes")
         name = "" if field < 0 else f"{' ' if error == 9 else ' in '}{self._names[field]}"  # noqa: PLR2004
         return Failure(row, expected, _FINDINGS[error] + name)
+
+
+def _layout_of(struct: Any) -> np.dtype[Any]:
+    """Return the layout of a ctypes structure or union, or of any other type.
+
+    numpy's own forgets the alignment of unions, and so misplaces them and what comes behind.
+    """
+    if not isinstance(struct, type):
+        return np.dtype(struct)
+    if issubclass(struct, ctypes.Array):
+        return np.dtype((_layout_of(struct._type_), (struct._length_,)))
+    if not issubclass(struct, (ctypes.Structure, ctypes.Union)):
+        return np.dtype(struct)
+    fields = struct._fields_
+    if any(len(field) > 2 for field in fields):  # noqa: PLR2004 - of bits, which numpy refuses
+        return np.dtype(struct)
+    return np.dtype(
+        {
+            "names": [field[0] for field in fields],
+            "formats": [_layout_of(field[1]) for field in fields],
+            "offsets": [getattr(struct, field[0]).offset for field in fields],
+            "itemsize": ctypes.sizeof(struct),
+        }
+    )
 
 
 def _with_texts(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -192,8 +192,9 @@ def test_members_of_a_oneof_are_aligned_as_in_c() -> None:
     for field in file.message_type[0].field[:2]:
         field.oneof_index = 0
     descriptors = as_set(file)
-    codec, struct = codec_of(descriptors, "A", Nanopb()), Nanopb().struct(
-        find_message(descriptors, "A")
+    codec, struct = (
+        codec_of(descriptors, "A", Nanopb()),
+        Nanopb().struct(find_message(descriptors, "A")),
     )
     made = struct(which_one=1, c=7)
     made.one.a = 0.5
@@ -425,7 +426,12 @@ def test_numbers_of_a_fixed_size_keep_it_whatever_size_other_integers_have() -> 
 
 @pytest.mark.parametrize(
     ("syntax", "kind", "has"),
-    [("proto3", "B", False), ("proto3", "?B", True), ("proto2", "B", True), ("proto2", "!B", False)],
+    [
+        ("proto3", "B", False),
+        ("proto3", "?B", True),
+        ("proto2", "B", True),
+        ("proto2", "!B", False),
+    ],
 )
 def test_only_messages_that_proto3_does_not_call_optional_lose_their_flag(
     syntax: str, kind: str, has: bool

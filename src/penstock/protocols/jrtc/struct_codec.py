@@ -137,7 +137,8 @@ def _layout_of(struct: Any) -> np.dtype[Any]:
     if not isinstance(struct, type):
         return np.dtype(struct)
     if issubclass(struct, ctypes.Array):
-        return np.dtype((_layout_of(struct._type_), (struct._length_,)))
+        array: np.dtype[Any] = np.dtype((_layout_of(struct._type_), (struct._length_,)))
+        return array
     if not issubclass(struct, (ctypes.Structure, ctypes.Union)):
         return np.dtype(struct)
     fields = struct._fields_

@@ -134,16 +134,16 @@ def _layout_of(struct: Any) -> np.dtype[Any]:
 
     numpy's own forgets the alignment of unions, and so misplaces them and what comes behind.
     """
-    if not isinstance(struct, type):
-        return np.dtype(struct)
-    if issubclass(struct, ctypes.Array):
-        array: np.dtype[Any] = np.dtype((_layout_of(struct._type_), (struct._length_,)))
-        return array
-    if not issubclass(struct, (ctypes.Structure, ctypes.Union)):
-        return np.dtype(struct)
-    fields = struct._fields_
-    if any(len(field) > 2 for field in fields):  # noqa: PLR2004 - of bits, which numpy refuses
-        return np.dtype(struct)
+    layout: np.dtype[Any]
+    if isinstance(struct, type) and issubclass(struct, ctypes.Array):
+        layout = np.dtype((_layout_of(struct._type_), (struct._length_,)))
+        return layout
+    is_made = isinstance(struct, type) and issubclass(struct, (ctypes.Structure, ctypes.Union))
+    fields = struct._fields_ if is_made else ()
+    # numpy refuses members of bits.
+    if not is_made or any(len(field) > 2 for field in fields):  # noqa: PLR2004
+        layout = np.dtype(struct)
+        return layout
     return np.dtype(
         {
             "names": [field[0] for field in fields],

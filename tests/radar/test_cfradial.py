@@ -44,10 +44,14 @@ def test_a_volume_is_read_as_it_was_written(tmp_path: Path, mode: str) -> None:
     same(read_volume(stored(tmp_path, beams)), beams)
 
 
-def moving(beams: pa.Table, **positions: list[float | None]) -> pa.Table:
-    for name, values in positions.items():
-        at = beams.schema.get_field_index(name)
-        beams = beams.set_column(at, beams.schema.field(at), pa.array(values, pa.float64()))
+def moving(
+    beams: pa.Table, platform: str | None = None, **positions: list[float | None]
+) -> pa.Table:
+    for name, values in {**positions, "platform_type": [platform] * len(beams)}.items():
+        field = beams.schema.field(name)
+        beams = beams.set_column(
+            beams.schema.get_field_index(name), field, pa.array(values, field.type)
+        )
     return beams
 
 
@@ -64,17 +68,32 @@ def test_a_radar_that_moves_has_a_position_for_each_ray(tmp_path: Path) -> None:
         for name in ("latitude", "longitude", "altitude"):
             assert file[name].dimensions == ("time",), name
         assert file["latitude"][:].tolist() == [50.0, 50.1, None, 50.3, 50.4, 50.5]
-        assert "platform_type" not in file.variables  # beams do not say which
+        assert "platform_type" not in file.variables  # nobody knows which
     with netCDF4.Dataset(stored(tmp_path / "fixed", volume(rays=3, gates=2))) as file:
         assert file.platform_is_mobile == "false"
         assert file["latitude"].dimensions == ()
+
+
+@pytest.mark.parametrize("platform", ["vehicle", "ship", "aircraft"])
+def test_what_carries_a_radar_is_written_also_while_it_stands(
+    tmp_path: Path, platform: str
+) -> None:
+    beams = moving(volume(rays=3, gates=2), platform)
+    path = stored(tmp_path, beams)
+    same(read_volume(path), beams)
+    with netCDF4.Dataset(path) as file:
+        assert file.platform_is_mobile == "true"
+        assert file["platform_type"][:].tobytes().rstrip(b"\0").decode() == platform
+        assert file["latitude"].dimensions == ("time",)
 
 
 @needs_lrose_radar
 def test_radx_reads_the_positions_of_a_radar_that_moves(tmp_path: Path) -> None:
     latitudes = [50 + i / 100 for i in range(6)]
     altitudes = [3000.0 + i for i in range(6)]
-    beams = moving(volume(rays=3, gates=2), latitude=list(latitudes), altitude=list(altitudes))
+    beams = moving(
+        volume(rays=3, gates=2), "ship", latitude=list(latitudes), altitude=list(altitudes)
+    )
     path, back = stored(tmp_path / "ours", beams), tmp_path / "back"
     said = subprocess.run(
         [program("RadxPrint"), "-rays", "-f", str(path)], capture_output=True, check=True, text=True
@@ -84,7 +103,9 @@ def test_radx_reads_the_positions_of_a_radar_that_moves(tmp_path: Path) -> None:
     answer = subprocess.run(
         [program("radx_print"), str(path), "--write", str(back)], capture_output=True, check=True
     )
+    assert json.loads(answer.stdout)["platform"]["platform_type"] == "ship"
     theirs = read_volume(json.loads(answer.stdout)["written"])
+    assert set(theirs.column("platform_type").to_pylist()) == {"ship"}
     assert theirs.column("latitude").to_pylist() == pytest.approx(latitudes)
     assert theirs.column("altitude").to_pylist() == pytest.approx(altitudes)
 

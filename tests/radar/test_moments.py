@@ -207,6 +207,25 @@ def test_a_radar_that_moves_is_where_it_was_in_the_middle_of_a_dwell() -> None:
     assert beams.column("longitude").to_pylist() == [-104.625, -104.625]
 
 
+@pytest.mark.parametrize(
+    ("number", "word"), [(0, None), (1, "fixed"), (2, "vehicle"), (3, "ship"), (4, "aircraft")]
+)
+def test_beams_say_what_carries_their_radar(number: int, word: str | None) -> None:
+    packets = [make(Kind.RADAR_INFO, platform_type=number), *metadata()[1:], *scan(16)[4:]]
+    assert set(beams_of(packets).column("platform_type").to_pylist()) == {word}
+
+
+def test_of_two_units_that_say_where_a_radar_is_the_first_one_holds() -> None:
+    packets = metadata()
+    for i, pulse in enumerate(scan(32, every=1000, flags=False)[len(packets) :]):
+        unit = (i + 1) % 2
+        where: dict[str, Any] = {"latitude": 50 + unit, "longitude": 8 + unit}
+        packets += [make(Kind.PLATFORM_GEOREF, unit_num=unit, **where), pulse]
+    beams = beams_of(packets, pulses=16)
+    assert set(beams.column("latitude").to_pylist()) == {50.0}
+    assert set(beams.column("longitude").to_pylist()) == {8.0}
+
+
 def test_a_part_of_a_stream_waits_for_the_position_of_a_radar_that_moves() -> None:
     packets = scan(64, every=1000, flags=False)
     packets.insert(4 + 20, make(Kind.PLATFORM_GEOREF, latitude=50.0, longitude=8.0))

@@ -65,6 +65,7 @@ def volume(
             "latitude": np.full(count, 39.9501),
             "longitude": np.full(count, -105.1953),
             "altitude": np.full(count, 1742.5),
+            "platform_type": ["fixed"] * count,
             "wavelength": np.full(count, 0.1068),
             "beam_width_h": np.full(count, 0.92),
             "beam_width_v": np.full(count, 0.91),

@@ -142,6 +142,8 @@ RAY_SCHEMA: Final = pa.schema(
         pa.field("longitude", pa.float64()),
         #: Metres above mean sea level.
         pa.field("altitude", pa.float64()),
+        #: What carries the radar: fixed, vehicle, ship, aircraft …
+        pa.field("platform_type", pa.string()),
         #: Metres.
         pa.field("wavelength", pa.float32()),
         #: Degrees.

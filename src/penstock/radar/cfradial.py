@@ -56,6 +56,8 @@ FILL: Final = -9999
 #: Where a radar is: columns, and variables.
 POSITION: Final = ("latitude", "longitude", "altitude")
 _FILL_BYTE: Final = -128
+#: The platform of a radar that does not move.
+_FIXED: Final = "fixed"
 _TEXT: Final = 32
 #: Bytes on a disk that is as good as full.
 _LITTLE: Final = 1 << 20
@@ -275,8 +277,11 @@ class _File:
         self._gates = gates
         self._comment = comment
         self._times = beams.column("time_ns").to_numpy()
+        self._platform_type = self._first("platform_type") or _FIXED
         #: Then each ray has a position. Radx tells it from the dimension of the latitude.
-        self._moves = any(pc.count_distinct(beams.column(name)).as_py() > 1 for name in POSITION)
+        self._moves = self._platform_type != _FIXED or any(
+            pc.count_distinct(beams.column(name)).as_py() > 1 for name in POSITION
+        )
 
     def write(self) -> None:
         self._globals()
@@ -375,8 +380,8 @@ class _File:
         number = self._variable("volume_number", "i4", ())
         number.long_name = "data_volume_index_number"
         number[...] = _known(self._first("volume_number"))
-        if not self._moves:  # beams do not say what carries the radar
-            self._text("platform_type", "fixed")
+        if self._platform_type != _FIXED or not self._moves:  # else nobody knows what carries it
+            self._text("platform_type", self._platform_type)
         for name, text in (
             ("primary_axis", "axis_z"),
             ("instrument_type", "radar"),

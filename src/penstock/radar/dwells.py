@@ -72,6 +72,7 @@ _PRT_MODES: Final = {
 }
 _POLARIZATIONS: Final = {1: "horizontal", 2: "vertical", 3: "hv_alt", 4: "hv_sim", 5: "hv_alt"}
 _FOLLOWED: Final = {1: "none", 2: "sun", 3: "vehicle", 4: "aircraft", 5: "target", 6: "manual"}
+_PLATFORMS: Final = {1: "fixed", 2: "vehicle", 3: "ship", 4: "aircraft"}
 #: What must not change within a dwell, of a pulse's header.
 _ALIKE: Final = (
     *("volume_num", "sweep_num", "scan_mode", "n_gates", "n_channels", "hv_flag"),
@@ -560,6 +561,7 @@ def _columns(pulses: Pulses, start: int, headers: Record, state: Metadata) -> di
     wavelength = wavelength_of(state)
     pol_mode = int(state.number(Kind.TS_PROCESSING, "pol_mode") or 0)
     info, segment = Kind.RADAR_INFO, Kind.SCAN_SEGMENT
+    platform = int(state.number(info, "platform_type") or 0)
     return {
         "time_ns": times[:, 0] + (times[:, -1] - times[:, 0]) // 2,
         "azimuth": ((first["azimuth"] + turn / 2) % 360).astype(np.float32),
@@ -586,6 +588,7 @@ def _columns(pulses: Pulses, start: int, headers: Record, state: Metadata) -> di
         "latitude": position("latitude", "latitude_deg"),
         "longitude": position("longitude", "longitude_deg"),
         "altitude": position("altitude_msl_km", "altitude_m", 1000),
+        "platform_type": [_PLATFORMS.get(platform)] * dwells,
         "wavelength": [wavelength] * dwells,
         "beam_width_h": number(info, "beamwidth_deg_h"),
         "beam_width_v": number(info, "beamwidth_deg_v"),

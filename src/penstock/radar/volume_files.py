@@ -137,6 +137,8 @@ class _CfRadial:
             columns[each.column] = self._all(self._one(each.name))
         for name in POSITION:
             columns[name] = self._position(name)
+        platforms = self._texts("platform_type") or [""]
+        columns["platform_type"] = self._all(platforms[0] or None)
         for column, attribute in (
             ("radar", "instrument_name"),
             ("site", "site_name"),

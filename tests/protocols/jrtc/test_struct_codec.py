@@ -186,6 +186,25 @@ def test_a_oneof_has_the_member_that_its_struct_says() -> None:
     ]
 
 
+def test_members_of_a_oneof_are_aligned_as_in_c() -> None:
+    file = describe({"A": [("a", "double"), ("b", "bool"), ("c", "int32")]})
+    file.message_type[0].oneof_decl.add(name="one")
+    for field in file.message_type[0].field[:2]:
+        field.oneof_index = 0
+    descriptors = as_set(file)
+    codec, struct = (
+        codec_of(descriptors, "A", Nanopb()),
+        Nanopb().struct(find_message(descriptors, "A")),
+    )
+    made = struct(which_one=1, c=7)
+    made.one.a = 0.5
+    expected = class_of(descriptors, "A")(a=0.5, c=7).SerializeToString()
+    assert codec.dtype.itemsize == ctypes.sizeof(struct) == 24
+    found = codec.serialise(column(bytes(made)))
+    assert (found.payloads.to_pylist(), found.failures) == ([expected], [])
+    assert codec.deserialise(column(expected)).rows.tobytes() == bytes(made)
+
+
 def test_a_struct_of_another_size_fails_alone() -> None:
     codec = codec_of(EXAMPLE, "status", Status)
     good = bytes(Status(id=1, status=b"ok"))
@@ -289,6 +308,22 @@ def test_arrays_without_a_count_have_all_elements() -> None:
     assert "a number that does not fit the struct in n" in failures[1].found
 
 
+def test_of_an_array_or_bytes_of_a_fixed_length_none_are_all_zeros() -> None:
+    # As nanopb reads them.
+    descriptors = as_set(describe({"A": [("n", "*uint32"), ("b", "?bytes"), ("x", "int32")]}))
+    room = {
+        "A.n": {"max_count": 3, "fixed_count": 1},
+        "A.b": {"max_size": 2, "fixed_length": 1},
+    }
+    codec = codec_of(descriptors, "A", Nanopb(room))
+    payloads = column(b"\x18\x05", b"\x0a\x03\x01\x02\x03\x12\x00\x18\x05", b"\x12\x01a")
+    rows, failures = codec.deserialise(payloads)
+    assert [failure.row for failure in failures] == [2]
+    assert rows["n"].tolist()[:2] == [[0, 0, 0], [1, 2, 3]]
+    assert rows["has_b"].tolist()[:2] == [0, 1]
+    assert rows["b"][:2].tobytes() == bytes(4)
+
+
 def test_fields_that_one_side_lacks() -> None:
     descriptors = as_set(describe({"A": [("x", "int32"), ("new", "int32")]}))
     codec = codec_of(descriptors, "A", np.dtype([("_pad", "u4"), ("x", "i4")]))
@@ -364,6 +399,7 @@ def embed(options: Any, *numbers: tuple[int, int]) -> None:
 
 MAX_SIZE, TYPE, PACKED_STRUCT, INT_SIZE, NO_UNIONS, PACKED_ENUM = 1, 3, 5, 7, 8, 10
 TYPE_OVERRIDE, SORT_BY_TAG, LABEL_OVERRIDE, ENUM_INTSIZE = 27, 28, 31, 34
+PROTO3, PROTO3_SINGULAR_MSGS, SUBMSG_CALLBACK = 12, 21, 22
 
 
 def test_nanopbs_options_of_a_file_and_a_message_hold_for_their_fields() -> None:
@@ -376,6 +412,41 @@ def test_nanopbs_options_of_a_file_and_a_message_hold_for_their_fields() -> None
     # As nanopb's own generator lays them out.
     assert offset_of_b(is_in_file=True, bits=8) == 1
     assert offset_of_b(is_in_file=False, bits=16) == 2
+
+
+def test_numbers_of_a_fixed_size_keep_it_whatever_size_other_integers_have() -> None:
+    kinds = ("fixed32", "sfixed64", "int32", "sint64", "uint32", "sfixed32", "fixed64")
+    file = describe({"A": [(f"f_{kind}", kind) for kind in kinds]})
+    embed(file.options, (INT_SIZE, 8))
+    struct = Nanopb().struct(find_message(as_set(file), "A"))
+    # As nanopb's own generator lays them out.
+    sizes = [getattr(struct, f"f_{kind}").size for kind in kinds]
+    assert sizes == [4, 8, 1, 1, 1, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "kind", "has"),
+    [
+        ("proto3", "B", False),
+        ("proto3", "?B", True),
+        ("proto2", "B", True),
+        ("proto2", "!B", False),
+    ],
+)
+def test_only_messages_that_proto3_does_not_call_optional_lose_their_flag(
+    syntax: str, kind: str, has: bool
+) -> None:
+    file = describe({"B": [("x", "int32")], "A": [("b", kind)]}, syntax=syntax)
+    embed(file.options, (PROTO3_SINGULAR_MSGS, 1))
+    struct = Nanopb().struct(find_message(as_set(file), "A"))
+    assert hasattr(struct, "has_b") == has
+
+
+def test_a_message_that_others_extend_is_refused() -> None:
+    file = describe({"A": [("a", "int32")]}, syntax="proto2")
+    file.message_type[0].extension_range.add(start=100, end=200)
+    with pytest.raises(InvalidOption, match="has extensions"):
+        Nanopb().struct(find_message(as_set(file), "A"))
 
 
 def test_fields_of_a_struct_are_in_the_order_of_the_proto_if_that_is_asked_for() -> None:
@@ -426,6 +497,7 @@ def test_a_line_of_options_is_written_in_many_ways(tmp_path: Path, line: str) ->
         ("field", LABEL_OVERRIDE, 2),
         ("file", ENUM_INTSIZE, 8),
         ("enum", PACKED_ENUM, 1),
+        ("file", PROTO3, 0),
     ],
 )
 def test_an_option_that_makes_another_struct_is_refused(
@@ -460,6 +532,30 @@ def test_options_of_a_file_that_make_another_struct_are_refused(tmp_path: Path) 
             continue
         with pytest.raises(Malformed if is_known is None else InvalidOption):
             Nanopb.from_options(options).struct(message)
+
+
+@pytest.mark.parametrize("line", ["A.one no_unions:true", "A.one type:FT_IGNORE"])
+def test_options_of_a_oneof_that_make_another_struct_are_refused(tmp_path: Path, line: str) -> None:
+    file = describe({"A": [("a", "int64"), ("b", "bool")]})
+    file.message_type[0].oneof_decl.add(name="one")
+    for field in file.message_type[0].field:
+        field.oneof_index = 0
+    options = tmp_path / "a.options"
+    for text, is_known in (("A.one max_size:9 type:FT_CALLBACK", True), (line, False)):
+        options.write_text(text)
+        if is_known:
+            Nanopb.from_options(options).struct(find_message(as_set(file), "A"))
+            continue
+        with pytest.raises(InvalidOption, match="by which the struct is another one"):
+            Nanopb.from_options(options).struct(find_message(as_set(file), "A"))
+
+
+def test_a_callback_for_messages_inside_makes_another_struct() -> None:
+    file = describe({"B": [("x", "int32")], "A": [("n", "int32"), ("b", "B")]})
+    embed(file.options, (SUBMSG_CALLBACK, 1))
+    assert Nanopb().struct(find_message(as_set(file), "B")).x.size == 4  # it has none inside
+    with pytest.raises(InvalidOption, match="submsg_callback"):
+        Nanopb().struct(find_message(as_set(file), "A"))
 
 
 def test_a_message_is_cast_to_the_struct_of_its_codec() -> None:

@@ -45,6 +45,7 @@ from penstock.radar.iwrf import files
 from penstock.radar.iwrf.framing import frame
 from penstock.radar.iwrf.messages import Reminder, packets_of, words_of
 from penstock.radar.iwrf.packets import ID_BASE, Kind, make
+from penstock.radar.iwrf.packets import read as read_packet
 from penstock.radar.iwrf.pulses import PulseDecoder
 from penstock.radar.iwrf.tcp import IwrfTcpWriter
 from penstock.relay import Relay, relay_options
@@ -800,6 +801,16 @@ def test_words_say_what_several_packets_are() -> None:
     assert "3 bytes that are no packet" in said
     assert words_of(packets[0]).startswith("radar_info (radar_name 'TEST'")
     assert words_of(b"") == "no packet"
+
+
+def test_what_two_units_say_of_where_a_radar_is_is_said_again() -> None:
+    reminder = Reminder(1.0)
+    said = [make(Kind.PLATFORM_GEOREF, unit_num=unit, latitude=50.0 + unit) for unit in (1, 0)]
+    for packet in [*said, make(Kind.PLATFORM_GEOREF, unit_num=1, latitude=60.0)]:
+        reminder.note(Kind.PLATFORM_GEOREF, packet)
+    again = reminder.packets(0, sync=False)
+    assert [kind for kind, _ in again] == [Kind.PLATFORM_GEOREF] * 2
+    assert sorted(float(read_packet(packet)["latitude"][0]) for _, packet in again) == [50.0, 60.0]
 
 
 def test_metadata_is_said_again_when_it_was_not_said_for_a_while() -> None:

@@ -341,7 +341,7 @@ static const uint8_t *get_value(Task *task, const Field *field, uint8_t *to, con
     }
     uint64_t room = (uint64_t)field->room - (field->kind == STRING);
     int is_exact = field->kind == BYTES && field->size_width == 0;
-    if (size > room || (is_exact && size != room))
+    if (size > room || (is_exact && size && size != room)) /* no bytes are all zeros, as in nanopb */
         return (void)failed(task, TOO_LONG, field), NULL;
     if (field->kind == STRING && memchr(at, 0, size) != NULL) /* C would see its end there */
         return (void)failed(task, HAS_ZERO, field), NULL;
@@ -432,7 +432,7 @@ static int get_message(Task *task, const Type *type, uint8_t *base, const uint8_
         uint32_t count = seen[each - first];
         if (each->rule == REQUIRED && count == 0)
             return failed(task, MISSING, each);
-        if (each->rule == ALL && count != (uint32_t)each->capacity)
+        if (each->rule == ALL && count && count != (uint32_t)each->capacity) /* as above */
             return failed(task, FEWER, each);
     }
     task->depth--;

@@ -35,6 +35,8 @@ _NUMBERS: Final = {
 }
 _STRING, _GROUP, _MESSAGE, _BYTES, _ENUM = 9, 10, 11, 12, 14
 _SIGNED: Final = frozenset({3, 5, 15, 16, 17, 18})
+#: Those that int_size makes smaller or larger: nanopb leaves numbers of a fixed size as they are.
+_SIZED: Final = frozenset({3, 4, 5, 13, 17, 18})
 _BY_SIZE: Final = {
     8: (ctypes.c_uint8, ctypes.c_int8),
     16: (ctypes.c_uint16, ctypes.c_int16),
@@ -50,10 +52,12 @@ _OPTIONS: Final = {
     7: "int_size",
     8: "no_unions",
     10: "packed_enum",
+    12: "proto3",
     14: "max_length",
     15: "fixed_length",
     16: "fixed_count",
     21: "proto3_singular_msgs",
+    22: "submsg_callback",
     27: "type_override",
     28: "sort_by_tag",
     31: "label_override",
@@ -64,10 +68,12 @@ _OPTIONS: Final = {
 _STRANGE: Final = {
     "type": {0, 2},
     "packed_struct": {0},
+    "proto3": set[int](),
     "type_override": set[int](),
     "label_override": set[int](),
 }
-_STRANGE_OF_ONEOFS: Final = {"no_unions": {0}}
+_STRANGE_OF_ONEOFS: Final = {"no_unions": {0}, "type": {0, 1, 2, 4, 5}}
+_STRANGE_OF_MESSAGES: Final = {"submsg_callback": {0}}
 _STRANGE_OF_ENUMS: Final = {"packed_enum": {0}, "enum_intsize": {0}}
 _STRANGE_OF_DEPRECATED: Final = {"discard_deprecated": {0}}
 #: Where a .proto has them.
@@ -159,6 +165,8 @@ class _Layout:
             return known
         if descriptor.full_name in inside or len(inside) == _DEEPEST:
             raise _unfit(descriptor, "has itself inside, which no struct of a fixed size can")
+        if descriptor.is_extendable:
+            raise _unfit(descriptor, "has extensions, for which its struct has a pointer")
         inside = (*inside, descriptor.full_name)
         members: list[tuple[str, Any]] = []
         done: set[str] = set()
@@ -196,7 +204,7 @@ class _Layout:
             )
         has = each.has_presence and not each.is_required
         if each.type == _MESSAGE and options.get("proto3_singular_msgs"):
-            has = False
+            has = _is_optional(each)
         return [(f"has_{each.name}", ctypes.c_bool)] * has + [(each.name, kind)]
 
     def _oneof(self, oneof: Any, inside: tuple[str, ...]) -> list[tuple[str, Any]]:
@@ -210,7 +218,7 @@ class _Layout:
 
     def _kind(self, each: Any, options: Mapping[str, int], inside: tuple[str, ...]) -> Any:
         if each.type in _NUMBERS:
-            if each.type in {1, 2, 8} or not options.get("int_size"):
+            if each.type not in _SIZED or not options.get("int_size"):
                 return _NUMBERS[each.type]
             return _BY_SIZE[options["int_size"]][each.type in _SIGNED]
         if each.type == _ENUM:
@@ -240,8 +248,10 @@ class _Layout:
         """
         options = self._of_scopes(each.file, each.containing_type, each)
         _refuse(each, options, _STRANGE)
-        if _oneof_of(each) is not None:
-            _refuse(each, options, _STRANGE_OF_ONEOFS)
+        if each.type == _MESSAGE:
+            _refuse(each, options, _STRANGE_OF_MESSAGES)
+        if (oneof := _oneof_of(each)) is not None:
+            _refuse(each, options | self._given(oneof), _STRANGE_OF_ONEOFS)
         if each.type == _ENUM:
             of_enum = self._of_scopes(each.enum_type.file, each.enum_type)
             _refuse(each, options | of_enum, _STRANGE_OF_ENUMS)
@@ -258,7 +268,8 @@ class _Layout:
     def _given(self, scope: Any) -> dict[str, int]:
         """Return the options whose pattern has the name of a file, a message or a field."""
         full_name = scope.full_name if hasattr(scope, "full_name") else _file_name(scope)
-        package = getattr(scope, "file", scope).package
+        owner = getattr(scope, "containing_type", None) or scope  # a oneof does not have its file
+        package = getattr(owner, "file", owner).package
         names = {full_name, full_name.removeprefix(f"{package}.")}
         found: dict[str, int] = {}
         for pattern, given in self._limits.items():
@@ -284,6 +295,17 @@ def _oneof_of(each: Any) -> Any:
     oneof = each.containing_oneof
     is_made = oneof is not None and len(oneof.fields) == 1 and oneof.name == f"_{each.name}"
     return None if is_made else oneof
+
+
+def _is_optional(each: Any) -> bool:
+    """Tell whether the .proto says `optional` of a field that is not repeated or required."""
+    from google.protobuf import descriptor_pb2  # noqa: PLC0415 - an extra
+
+    file, message = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.DescriptorProto()
+    each.file.CopyToProto(file)
+    each.containing_type.CopyToProto(message)
+    is_said = any(one.proto3_optional for one in message.field if one.number == each.number)
+    return (is_said or file.syntax != "proto3") and not each.is_required
 
 
 def _number(text: str) -> int | None:

@@ -91,7 +91,7 @@ class StructCodec:
         if isinstance(struct, Nanopb):
             struct = struct.struct(descriptor)
         #: The layout; texts are `S32` and the like, not arrays of characters.
-        self.dtype: np.dtype[Any] = _with_texts(np.dtype(struct))
+        self.dtype: np.dtype[Any] = _with_texts(_layout_of(struct))
         if self.dtype.fields is None:
             raise InvalidOption("struct", str(self.dtype), "has no fields")
         self.message = descriptor.full_name
@@ -127,6 +127,31 @@ class StructCodec:
             return Failure(row, f"{expected}, {self.dtype.itemsize:,} bytes", f"{size:,} bytes")
         name = "" if field < 0 else f"{' ' if error == 9 else ' in '}{self._names[field]}"  # noqa: PLR2004
         return Failure(row, expected, _FINDINGS[error] + name)
+
+
+def _layout_of(struct: Any) -> np.dtype[Any]:
+    """Return the layout of a ctypes structure or union, or of any other type.
+
+    numpy's own forgets the alignment of unions, and so misplaces them and what comes behind.
+    """
+    layout: np.dtype[Any]
+    if isinstance(struct, type) and issubclass(struct, ctypes.Array):
+        layout = np.dtype((_layout_of(struct._type_), (struct._length_,)))
+        return layout
+    is_made = isinstance(struct, type) and issubclass(struct, (ctypes.Structure, ctypes.Union))
+    fields = struct._fields_ if is_made else ()
+    # numpy refuses members of bits.
+    if not is_made or any(len(field) > 2 for field in fields):  # noqa: PLR2004
+        layout = np.dtype(struct)
+        return layout
+    return np.dtype(
+        {
+            "names": [field[0] for field in fields],
+            "formats": [_layout_of(field[1]) for field in fields],
+            "offsets": [getattr(struct, field[0]).offset for field in fields],
+            "itemsize": ctypes.sizeof(struct),
+        }
+    )
 
 
 def _with_texts(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -185,7 +185,7 @@ class Reminder:
         """Return the packets to repeat, with sync words first if wanted."""
         self._said = dict.fromkeys(self._said, (time_ns, time.monotonic()))
         first = [(int(Kind.SYNC), make(Kind.SYNC, time_ns=time_ns))] if sync else []
-        return first + sorted(self.state.packets.items())
+        return first + self.state.by_kind()
 
 
 # --- readers and writers --------------------------------------------------------------------------

@@ -55,6 +55,8 @@ __all__ = [
 ]
 
 _COMMON: Final = 56
+#: Added to the kind of what a second unit says of where the platform is: the first one's holds.
+_OF_SECOND_UNIT: Final = 1 << 10
 _PULSE: Final = dtype_of("iwrf_pulse_header_t")
 #: Azimuth surveillance that looks up is vertical pointing.
 _SURVEILLANCE, _VERTICAL, _UP = 8, 4, (85.0, 95.0)
@@ -81,15 +83,21 @@ class Metadata:
     """The state of a radar: the last packet of each kind of metadata. It never changes."""
 
     def __init__(self, packets: Mapping[int, bytes] | None = None) -> None:
-        #: Whole packets, by their kinds.
+        #: Whole packets, by their kinds; that of a second unit is kept apart.
         self.packets: Mapping[int, bytes] = packets or {}
 
     def updated(self, packet: bytes, kind: int) -> Metadata:
         """Return the state with a packet added; the same object if only its time is new."""
+        if kind == Kind.PLATFORM_GEOREF and read(packet)[0]["unit_num"] == 1:
+            kind += _OF_SECOND_UNIT
         known = self.packets.get(kind)
         if known is not None and known[_COMMON:] == packet[_COMMON:]:
             return self
         return Metadata({**self.packets, kind: packet})
+
+    def by_kind(self) -> list[tuple[int, bytes]]:
+        """Return each packet with its kind, in the order of the kinds."""
+        return sorted((kind % _OF_SECOND_UNIT, packet) for kind, packet in self.packets.items())
 
     def get(self, kind: Kind) -> np.void | None:
         """Return the struct of a kind, or None."""

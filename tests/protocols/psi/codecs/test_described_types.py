@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -311,3 +313,24 @@ def test_a_list_of_structs_with_characters_is_written_as_it_was_read() -> None:
     codec = CodecLibrary([schema]).codec(f"{GENERIC}.List`1[[App.Mark, {OWN}]]")
     payload = codec.encode([{"number": 1, "letter": "é"}])
     assert codec.encode(codec.decode(payload)) == payload
+
+
+def test_what_an_object_may_be_is_announced_with_it() -> None:
+    """psi's pipeline ends at a number that it was not told of."""
+    codec = CodecLibrary().codec("object[]")
+    values = [1, 2**40, 1.5, True, "x", b"x", UTC, None, np.float32(1), Decimal(1), UUID(int=1)]
+    told = {schema.id for schema in known_schemas("object[]")}
+    for value in values:
+        payload = codec.encode([value])
+        prefix = int.from_bytes(payload[8:12], "little")
+        assert value is None or prefix & 0x3FFFFFFF in told
+
+
+def test_the_parts_of_a_type_of_ones_own_are_announced_with_it() -> None:
+    counts = f"{GENERIC}.Dictionary`2[[string],[int]]"
+    bag = make_schema(f"App.Bag, {OWN}", [("counts", counts)], SchemaFlags.CLASS, "ClassSerializer")
+    with RemoteExporter(port=0) as exporter:
+        exporter.exporter.write(None, "S", "App.Bag", schemas=[bag])
+        told = [record for record in exporter.store.records if isinstance(record, TypeSchema)]
+    assert told[-1] == bag
+    assert {schema.id for schema in known_schemas(counts)} <= {schema.id for schema in told}

@@ -9,7 +9,14 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.delivery_policy import DeliveryPolicy
-from penstock.core.errors import ConnectionLost, InvalidOption, NotFound, PenstockError, Unsupported
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidOption,
+    Malformed,
+    NotFound,
+    PenstockError,
+    Unsupported,
+)
 from penstock.core.interfaces import Closable
 from penstock.core.options import parse_options
 from penstock.core.position import Position
@@ -17,7 +24,7 @@ from penstock.core.retry import Backoff
 from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.protocols.host_port import why_unreachable
-from penstock.protocols.psi.codecs import qualify
+from penstock.protocols.psi.codecs import parse_type_name, qualify
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
 from penstock.protocols.psi.importer.arrivals import Arrivals, Intake
@@ -362,7 +369,11 @@ def unreachable(host: str, port: int, error: Exception | None) -> ConnectionLost
 
 
 def _plain(type_name: str) -> str:
-    return type_name.partition(",")[0]
+    """Return a type's name without assemblies, which differ between versions of .NET."""
+    try:
+        return parse_type_name(type_name).canonical
+    except Malformed:  # a peer's, and none that .NET has
+        return type_name
 
 
 def _ns(moment: _Moment | None, otherwise: int) -> int:

@@ -181,6 +181,21 @@ def _size(record: StreamMetadata | TypeSchema) -> int:
     return size + len(record.serializer_type_name or "") + members
 
 
+def _with_parts(type_name: str, schemas: Iterable[TypeSchema] | None) -> list[TypeSchema]:
+    """Return the schemas of a stream's types: those of .NET's own types in it, then those given.
+
+    psi's pipeline ends at an object of a type that it was not told of.
+    """
+    given = {schema.id: schema for schema in schemas or ()}
+    if schemas is not None and not given:
+        return []
+    members = (member.type_name for schema in given.values() for member in schema.members)
+    found: dict[int, TypeSchema] = {}
+    for name in (*members, type_name):
+        found.update((schema.id, schema) for schema in known_schemas(name))
+    return [schema for id, schema in found.items() if id not in given] + list(given.values())
+
+
 def psi_message(message: Message) -> PsiMessage:
     """Return a message of a store's queue as psi has it.
 
@@ -360,7 +375,7 @@ class StoreStreams(ABC):
         """Add a stream, or reopen the one of that name; connected clients are told.
 
         `type_name` is a name of .NET or of C#: `float`, `string`, `byte[]`. `schemas`: those of
-        types that .NET does not have.
+        types that .NET does not have; none at all if it is empty.
 
         :raises InvalidOption: there is one of that name or id with another type.
         """
@@ -375,7 +390,7 @@ class StoreStreams(ABC):
                 return found.announced
             if id is not None and id in self._books:
                 raise InvalidOption("id", id, "another stream of the store has it")
-            for schema in known_schemas(type_name) if schemas is None else schemas:
+            for schema in _with_parts(type_name, schemas):
                 if self.catalog.schemas.get(schema.id) != schema:
                     self._tell(schema)
             opened_ns = time.time_ns() if self._is_started else MIN_NS

@@ -19,7 +19,7 @@ from penstock.protocols.psi import (
 )
 from penstock.protocols.psi.codecs import make_schema, parse_type_name, schema_id
 from penstock.protocols.psi.exporter.server import RemoteExporter
-from penstock.protocols.psi.metadata import SchemaFlags, TypeSchema
+from penstock.protocols.psi.metadata import SchemaFlags, SchemaMember, TypeSchema
 
 OWN = "App, Version=1.0.0.0"
 IMAGE = f"App.Image, {OWN}"
@@ -334,3 +334,20 @@ def test_the_parts_of_a_type_of_ones_own_are_announced_with_it() -> None:
         told = [record for record in exporter.store.records if isinstance(record, TypeSchema)]
     assert told[-1] == bag
     assert {schema.id for schema in known_schemas(counts)} <= {schema.id for schema in told}
+
+
+CONTRACT = TypeSchema(
+    "urn:x:Contracted",
+    schema_id("urn:x:Contracted"),
+    f"App.Con, {OWN}",
+    (SchemaMember("Q", "System.Double"), SchemaMember("Z", "System.String")),
+    SchemaFlags.CLASS | SchemaFlags.DATA_CONTRACT,
+    f"Microsoft.Psi.Serialization.ClassSerializer`1[[App.Con, {OWN}]], {PSI}",
+)
+
+
+def test_a_stream_of_a_data_contract_has_its_name_for_a_type() -> None:
+    payload = bytes.fromhex(f"{NEW}0000000000000440{NEW}010000007a")
+    codec = CodecLibrary([CONTRACT]).codec("urn:x:Contracted")
+    assert codec.decode(payload + b"stale") == {"Q": 2.5, "Z": "z"}
+    assert codec.trim(payload + b"stale") == payload

@@ -112,6 +112,8 @@ class CodecLibrary:
     ) -> None:
         self._schemas: dict[str, TypeSchema] = {}
         self._by_id: dict[int, TypeSchema] = {}
+        #: Types by the names of their data contracts, which psi gives a stream as its type.
+        self._contracts: dict[str, str] = {}
         self._codecs: dict[str, Codec] = {}
         #: Schemas are from psi, which has one of every type that it writes.
         self._is_described = False
@@ -130,6 +132,8 @@ class CodecLibrary:
         A schema with an invalid name is skipped: payloads that need it stay bytes.
         """
         self._by_id[schema.id] = schema
+        if schema.name != schema.type_name:
+            self._contracts[schema.name] = schema.type_name
         self._is_described |= schema.serializer_type_name is not None
         try:
             self._schemas[parse_type_name(schema.type_name).canonical] = schema
@@ -137,9 +141,12 @@ class CodecLibrary:
             return
 
     def codec(self, type_name: str) -> Codec:
-        """Return the codec of a stream's type; a `RawCodec` if the type is unknown."""
+        """Return the codec of a stream's type; a `RawCodec` if the type is unknown.
+
+        The name may be that of a data contract.
+        """
         try:
-            name = parse_type_name(type_name).canonical
+            name = parse_type_name(self._contracts.get(type_name, type_name)).canonical
             found = self.resolve(name)
         except Malformed:
             return RawCodec(type_name, self)

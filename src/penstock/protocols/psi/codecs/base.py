@@ -219,9 +219,18 @@ class RawCodec(Codec):
 
 
 class UnknownCodec(Codec):
-    """A part of unknown size, such as an enum without a schema: what holds it is not decoded."""
+    """A part of unknown size, such as an enum without a schema: what holds it is not decoded.
+
+    `is_final`: no schema that may still come changes it.
+    """
+
+    def __init__(self, type_name: str, library: CodecLibrary, *, is_final: bool) -> None:
+        super().__init__(type_name, library)
+        self._is_final = is_final
 
     def read(self, reader: ValueReader) -> NoReturn:  # noqa: ARG002
+        if self._is_final:
+            raise Malformed(_WHAT, "type", "one whose layout psi tells", self.type_name)
         raise UnknownType(self.type_name)
 
     def write(self, writer: ValueWriter, value: Any) -> NoReturn:  # noqa: ARG002

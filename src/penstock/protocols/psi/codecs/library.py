@@ -184,7 +184,9 @@ class CodecLibrary:
         else:
             # psi describes every struct that it does not copy as a part of another.
             is_object = self._is_described or type.name in _INTERFACES or bool(type.arrays)
-        return (ObjectCodec if is_object else UnknownCodec)(name, self)
+        if is_object:
+            return ObjectCodec(name, self)
+        return UnknownCodec(name, self, is_final=schema is not None)
 
     def is_known(self, type: TypeName) -> bool:
         """Tell whether psi, too, can have such a type: .NET's own, or one that a schema tells."""
@@ -309,7 +311,7 @@ class CodecLibrary:
             if schema is not None and _serializer(schema) == "SimpleSerializer":
                 # The rest are enums, of which psi does not tell the size here.
                 rest = next(codec for codec in codecs if codec not in plain)
-                return UnknownCodec(rest[1].type_name, self)
+                return UnknownCodec(rest[1].type_name, self, is_final=True)
         if is_nullable:
             return OptionalCodec(name, self, members)
         if type.name == KNOWN_GENERICS.dictionary:

@@ -97,6 +97,29 @@ def test_values_keep_their_types_and_times(tmp_path: Path) -> None:
     assert rows[1].endswith(",1,0")
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_half_a_character_is_exported_as_one_that_is_not_known(tmp_path: Path, format: str) -> None:
+    with Store.create(tmp_path, "rig") as store:
+        letters = store.add_stream("Letters", "char")
+        for letter in (0xE9, 0xD800):
+            store.append(letters.id, letter.to_bytes(2, "little"))
+        store.end_streams()
+    done = command("export", tmp_path / "rig", tmp_path / "out", "-f", format)
+    assert done.exit_code == 0, (done.output, done.exception)
+    path = tmp_path / "out" / f"Letters.{format}"
+    if format == "parquet":
+        assert pq.read_table(path).column("value").to_pylist() == ["é", "\ufffd"]
+    else:
+        assert path.read_text(encoding="utf-8").splitlines()[-1].endswith(",\ufffd")
+
+
+def test_ls_shows_the_whole_name_of_a_generic_type(tmp_path: Path) -> None:
+    name = "System.Collections.Generic.Dictionary`2[[System.String],[System.Int32]]"
+    with Store.create(tmp_path, "rig") as store:
+        store.add_stream("Counts", name)
+    assert name in "".join(command("ls", tmp_path).output.split())
+
+
 def test_what_is_not_there_or_is_there_already_is_refused(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     out = tmp_path / "out"

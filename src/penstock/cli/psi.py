@@ -20,6 +20,7 @@ from penstock.cli.output import note
 from penstock.cli.signals import Ending
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_size, format_time
+from penstock.protocols.psi.codecs.type_names import plain_name
 from penstock.protocols.psi.errors import DamagedStore
 from penstock.protocols.psi.ticks import MIN_NS
 
@@ -107,7 +108,7 @@ def _show(listed: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in listed:
         table.add_row(
-            *map(Text, (row["store"], row["stream"], row["type"].partition(",")[0])),  # no markup
+            *map(Text, (row["store"], row["stream"], plain_name(row["type"]))),  # no markup
             f"{row['messages']:,}",
             format_size(row["bytes"]),
             row["first_created"] or "-",

@@ -44,6 +44,17 @@ from support.until import until
 NOW = 1_700_000_000_000_000_000
 
 
+def test_a_stream_is_read_whatever_a_peer_calls_its_type(tmp_path: Path) -> None:
+    with Store.create(tmp_path, "rig") as store, RemoteExporter(store, 0) as exporter:
+        for name in ("urn:x:Point", "a[b"):
+            stream = store.add_copy(StreamMetadata("S" + name, 0, name))
+            store.append(stream.id, b"abcd", NOW)
+            with open_reader(f"psi://127.0.0.1:{exporter.port}/S{name}") as reader:
+                message = reader.read(10)
+                assert message is not None
+                assert message.payload == b"abcd"
+
+
 def test_a_stream_is_copied_to_a_log_and_its_name_may_have_spaces(tmp_path: Path) -> None:
     with RemoteExporter(port=0) as exporter:
         floats = exporter.exporter.write(None, "Some Floats", "float")

@@ -125,6 +125,19 @@ def test_a_stream_that_appears_later_is_there_for_connected_importers() -> None:
             importer.open_stream("Late", "string")
 
 
+def test_a_stream_of_another_generic_type_is_refused_whatever_its_assembly() -> None:
+    counts = "System.Collections.Generic.Dictionary`2[[System.Int32{0}],[System.Int64{0}]]{0}"
+    framework = ", mscorlib, Version=4.0.0.0, Culture=neutral, PublicKeyToken=b77a5c561934e089"
+    with (
+        RemoteExporter(port=0) as exporter,
+        RemoteImporter(HOST, exporter.port, REPLAY_ALL) as importer,
+    ):
+        exporter.exporter.write(None, "Counts", counts.format(framework))
+        importer.open_stream("Counts", counts.format("")).close()
+        with pytest.raises(InvalidOption, match="Counts"):
+            importer.open_stream("Counts", counts.format("").replace("Int64", "Double"))
+
+
 @pytest.mark.parametrize("is_all", [True, False], ids=["everything", "from now on"])
 def test_a_stream_that_the_ring_forgot_before_it_was_opened_is_counted_as_lost(
     is_all: bool,

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import StorageError
 from penstock.protocols.psi import PsiMessage, StreamFlags, StreamMetadata, qualify
-from penstock.protocols.psi.codecs import make_schema
+from penstock.protocols.psi.codecs import make_schema, schema_id
 from penstock.protocols.psi.exporter.server import RemoteExporter
 from penstock.protocols.psi.importer.arrivals import Arrivals, Gap, Intake
 from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
@@ -184,3 +184,25 @@ def test_a_message_that_overtakes_the_schema_of_its_type_waits_for_it(
     before = time.monotonic()
     intake.take_messages([came._replace(sequence_id=2)])
     assert time.monotonic() - before < 0.09
+
+
+def test_a_data_contract_and_supplemental_metadata_come_as_the_peer_has_them(store: Store) -> None:
+    """psi gives a stream of a data contract the name of that, and looks its schema up by it."""
+    own = "App.Point, App, Version=1.0.0.0"
+    schema = make_schema(own, [("X", "double")], SchemaFlags.CLASS, "ClassSerializer")
+    schema = schema._replace(name="urn:x:Point", id=schema_id("urn:x:Point"))
+    stream = StreamMetadata("S", 7, "urn:x:Point", supplemental_type=own, supplemental=b"abc")
+    intake = Intake(store, Arrivals(from_first=True))
+    intake.take_records([schema, stream])
+    ours = store.catalog.stream("S")
+    found = ours.type_name, ours.supplemental_type, ours.supplemental
+    assert found == ("urn:x:Point", own, b"abc")
+    payload = b"\0\0\0\x80" + bytes(8)
+    intake.take_messages([PsiMessage(7, 1, 0, 0, payload + b"stale")])
+    with store.reader() as reader:
+        assert reader.read(0).payload == payload  # type: ignore[union-attr]
+    # Another run of the exporter: the same stream, with other supplemental metadata.
+    intake.begin()
+    intake.take_records([schema, stream._replace(supplemental=b"abcd")])
+    assert store.catalog.stream("S").supplemental == b"abcd"
+    assert store.catalog.stream("S").message_count == 1

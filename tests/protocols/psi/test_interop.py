@@ -16,6 +16,7 @@ from penstock.protocols.psi.interop import (
     encode_json,
     encode_timed_text,
 )
+from penstock.protocols.psi.ticks import MAX_NS, MIN_NS
 from protocols.psi.recordings import recording
 
 
@@ -37,6 +38,19 @@ def test_recorded_texts_are_read_and_written_again() -> None:
     messages = [decode_timed_text(frame) for frame in frames]
     assert [message.message for message in messages] == [f"v{n}.5" for n in range(50, 56)]
     assert b"".join(encode_frame(encode_timed_text(*message)) for message in messages) == data
+
+
+def test_a_time_that_64_bits_cannot_hold_is_the_nearest_that_they_can() -> None:
+    for text, time_ns in [
+        ("0001-01-01T00:00:00", MIN_NS),
+        ("1600-02-29T00:00:00.5Z", MIN_NS),
+        ("9999-12-31T23:59:59.9999999Z", MAX_NS),
+    ]:
+        frame = f'{{"originatingTime":"{text}","message":1}}'.encode()
+        assert decode_json(frame) == InteropMessage(time_ns, 1)
+    first = encode_json(InteropMessage(MIN_NS, 1))
+    assert b'"0001-01-01T00:00:00.0000000Z"' in first
+    assert decode_json(first).originating_ns == MIN_NS
 
 
 @pytest.mark.parametrize("length", [-1, 2**31 - 1, 1001])

@@ -29,7 +29,7 @@ from penstock.core.message import Message
 from penstock.core.options import Duration, Options, Size, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
-from penstock.protocols.psi.codecs.type_names import parse_type_name
+from penstock.protocols.psi.codecs.type_names import plain_name
 from penstock.protocols.psi.exporter.server import ExporterOptions, RemoteExporter
 from penstock.protocols.psi.exporter.streams import BYTES
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello
@@ -233,7 +233,7 @@ class PsiReader(Reader):
         except BaseException:
             self.close()
             raise
-        type_name = parse_type_name(self._store.catalog.stream(self._stream.id).type_name).canonical
+        type_name = plain_name(self._store.catalog.stream(self._stream.id).type_name)
         self._is_bytes = options.payload == "content" and type_name == BYTES
 
     def _epoch_now(self) -> int:

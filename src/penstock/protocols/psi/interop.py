@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidOption, Malformed
@@ -79,9 +80,16 @@ def decode_json(data: BytesLike) -> InteropMessage:
     try:
         content = json.loads(bytes(data))
         # .NET writes 7 decimals: ticks of 100 ns.
-        return InteropMessage(parse_time(content["originatingTime"]), content["message"])
+        return InteropMessage(_time_of(content["originatingTime"]), content["message"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Malformed(_WHAT, "JSON", "originatingTime and message", repr(error)[:200]) from None
+
+
+def _time_of(text: str) -> int:
+    try:
+        return parse_time(text)
+    except InvalidOption:  # before 1677 or after 2262, if it is a time: saturated
+        return DateTime.of(datetime.fromisoformat(text)).time_ns
 
 
 def encode_json(message: InteropMessage) -> bytes:
@@ -91,7 +99,8 @@ def encode_json(message: InteropMessage) -> bytes:
     """
     time = DateTime(ns_to_ticks(message.originating_ns))
     decimals = (time.ticks - UNIX_EPOCH_TICKS) % 10_000_000
-    text = f"{time.datetime:%Y-%m-%dT%H:%M:%S}.{decimals:07d}Z"
+    seconds = time.datetime.replace(tzinfo=None, microsecond=0).isoformat()
+    text = f"{seconds}.{decimals:07d}Z"
     try:
         content = json.dumps(
             {"originatingTime": text, "message": message.message},

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from penstock.core.errors import InvalidOption, Malformed
+from penstock.protocols.psi.errors import UnknownType
 from penstock.protocols.psi.wire import Cursor
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import BytesLike
     from penstock.protocols.psi.codecs.library import CodecLibrary
 
-__all__ = ["Codec", "Decoded", "RawCodec", "ValueReader", "ValueWriter", "refuse"]
+__all__ = ["Codec", "Decoded", "RawCodec", "UnknownCodec", "ValueReader", "ValueWriter", "refuse"]
 
 _WHAT: Final = "psi payload"
 #: Most nested objects. psi has no limit; Python's own is not far beyond.
@@ -215,3 +216,22 @@ class RawCodec(Codec):
         if not isinstance(value, (bytes, bytearray, memoryview)):
             refuse(value, f"must be bytes: there is no schema of {self.type_name}")
         writer.parts.append(bytes(value))
+
+
+class UnknownCodec(Codec):
+    """A part of unknown size, such as an enum without a schema: what holds it is not decoded.
+
+    `is_final`: no schema that may still come changes it.
+    """
+
+    def __init__(self, type_name: str, library: CodecLibrary, *, is_final: bool) -> None:
+        super().__init__(type_name, library)
+        self._is_final = is_final
+
+    def read(self, reader: ValueReader) -> NoReturn:  # noqa: ARG002
+        if self._is_final:
+            raise Malformed(_WHAT, "type", "one whose layout psi tells", self.type_name)
+        raise UnknownType(self.type_name)
+
+    def write(self, writer: ValueWriter, value: Any) -> NoReturn:  # noqa: ARG002
+        refuse(value, f"cannot be written: there is no schema of {self.type_name}")

@@ -63,6 +63,8 @@ PRIMITIVES: Final = {
 }
 #: .NET's own NaN has the sign set, and Python's has not.
 _NAN: Final = {"f": bytes.fromhex("0000c0ff"), "d": bytes.fromhex("000000000000f8ff")}
+#: Bytes of a pointer, to which .NET rounds: psi's processes have 64 bits.
+_POINTER: Final = 8
 
 
 class FixedCodec(Codec):
@@ -159,6 +161,8 @@ class CharCodec(FixedCodec):
         return chr(int.from_bytes(data[at : at + 2], "little"))
 
     def pack(self, value: Any) -> bytes:
+        if isinstance(value, np.uint16):  # as numpy has it in an array of structs
+            value = chr(value)
         if not (isinstance(value, str) and len(value) == 1 and ord(value) < 2**16):
             refuse(value, "must be one character of the first 65,536")
         return ord(value).to_bytes(2, "little")
@@ -282,6 +286,16 @@ class DecimalCodec(FixedCodec):
         return [self.unpack(data, place) for place in range(at, end, 16)]
 
 
+def _auto_size(size: int) -> int:
+    """Return the size that .NET gives a struct of primitives whose members it orders itself.
+
+    Up to the size of a pointer it is a power of two, and a multiple of a pointer's size above.
+    """
+    return (
+        -(-size // _POINTER) * _POINTER if size > _POINTER else 1 << max(size - 1, 0).bit_length()
+    )
+
+
 class PlainStructCodec(FixedCodec):
     """A struct of primitives, which psi copies out of memory, the gaps included; a `dict` here."""
 
@@ -306,7 +320,7 @@ class PlainStructCodec(FixedCodec):
             offsets[name] = at
             at += codec.size
             self.alignment = max(self.alignment, codec.alignment)
-        at += -at % self.alignment
+        at = _auto_size(at) if by_size else at + -at % self.alignment
         self._members = [(name, codec, offsets[name]) for name, codec in members]
         self.dtype = np.dtype(
             {

@@ -10,7 +10,7 @@ from uuid import UUID
 import numpy as np
 
 from penstock.core.errors import Malformed
-from penstock.protocols.psi.codecs.base import Codec, RawCodec, refuse
+from penstock.protocols.psi.codecs.base import Codec, RawCodec, UnknownCodec, refuse
 from penstock.protocols.psi.codecs.fixed import (
     PRIMITIVES,
     CharCodec,
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CodecLibrary"]
 
+_MEMORY_STREAM: Final = "System.IO.MemoryStream"
+#: The version of its schema from which on it is a length and bytes.
+_STREAM_OF_BYTES: Final = 3
 _SPECIAL: Final[dict[str, type[Codec]]] = {
     "System.Char": CharCodec,
     "System.DateTime": DateTimeCodec,
@@ -65,7 +68,7 @@ _SPECIAL: Final[dict[str, type[Codec]]] = {
     "System.Decimal": DecimalCodec,
     "System.String": StringCodec,
     "System.Byte[]": BytesCodec,
-    "System.IO.MemoryStream": BytesCodec,
+    _MEMORY_STREAM: BytesCodec,
     "System.String[]": StringArrayCodec,
     "System.Object": ObjectCodec,
 }
@@ -76,6 +79,7 @@ _COMPARERS: Final = frozenset(
 #: psi's own, each with the serializer that its schema names: it writes the member that is told.
 _SHARED: Final = ("Microsoft.Psi.Shared`1", "Microsoft.Psi.SharedContainer`1")
 _ENUMERABLE: Final = "System.Collections.Generic.IEnumerable`1"
+_INTERFACES: Final = ("System.Collections.Generic.IEqualityComparer`1",)
 _GENERIC_CODECS: Final[dict[str, Callable[[str, CodecLibrary, Sequence[Member]], Codec]]] = {
     "System.Collections.Generic.List`1": ListCodec,
     "System.Collections.Generic.Dictionary`2": DictionaryCodec,
@@ -108,6 +112,8 @@ class CodecLibrary:
     ) -> None:
         self._schemas: dict[str, TypeSchema] = {}
         self._by_id: dict[int, TypeSchema] = {}
+        #: Types by the names of their data contracts, which psi gives a stream as its type.
+        self._contracts: dict[str, str] = {}
         self._codecs: dict[str, Codec] = {}
         #: Schemas are from psi, which has one of every type that it writes.
         self._is_described = False
@@ -126,6 +132,8 @@ class CodecLibrary:
         A schema with an invalid name is skipped: payloads that need it stay bytes.
         """
         self._by_id[schema.id] = schema
+        if schema.name != schema.type_name:
+            self._contracts[schema.name] = schema.type_name
         self._is_described |= schema.serializer_type_name is not None
         try:
             self._schemas[parse_type_name(schema.type_name).canonical] = schema
@@ -133,17 +141,23 @@ class CodecLibrary:
             return
 
     def codec(self, type_name: str) -> Codec:
-        """Return the codec of a stream's type; a `RawCodec` if the type is unknown."""
+        """Return the codec of a stream's type; a `RawCodec` if the type is unknown.
+
+        The name may be that of a data contract.
+        """
         try:
-            name = parse_type_name(type_name).canonical
+            name = parse_type_name(self._contracts.get(type_name, type_name)).canonical
             found = self.resolve(name)
         except Malformed:
             return RawCodec(type_name, self)
+        if isinstance(found, UnknownCodec):
+            return RawCodec(name, self)
         if not isinstance(found, ObjectCodec) or name == "System.Object":
             return found
         # psi describes every type that has objects, and so this is an interface: its messages say
         # what they are. A type with a schema has a custom serializer, and stays bytes.
-        is_interface = self._is_described and name not in self._schemas and name[-1] != "]"
+        is_array = bool(parse_type_name(name).arrays)
+        is_interface = self._is_described and name not in self._schemas and not is_array
         return (InterfaceCodec if is_interface else RawCodec)(name, self)
 
     def resolve(self, name: str) -> Codec:
@@ -155,9 +169,24 @@ class CodecLibrary:
         if found is None:
             type = parse_type_name(name)
             name = type.canonical
-            found = self._known(type, name) or self._described(name) or ObjectCodec(name, self)
+            found = self._known(type, name) or self._described(name) or self._open(type, name)
             self._codecs[name] = found
         return found
+
+    def _open(self, type: TypeName, name: str) -> Codec:
+        """Return the codec of a type whose members nobody tells.
+
+        An object tells by its prefix what it is, if it is there at all; a struct does not.
+        """
+        schema = self._schemas.get(name)
+        if schema is not None:
+            is_object = SchemaFlags.STRUCT not in schema.flags
+        else:
+            # psi describes every struct that it does not copy as a part of another.
+            is_object = self._is_described or type.name in _INTERFACES or bool(type.arrays)
+        if is_object:
+            return ObjectCodec(name, self)
+        return UnknownCodec(name, self, is_final=schema is not None)
 
     def is_known(self, type: TypeName) -> bool:
         """Tell whether psi, too, can have such a type: .NET's own, or one that a schema tells."""
@@ -176,6 +205,8 @@ class CodecLibrary:
         :raises UnknownType: the type has no schema.
         """
         found = self.resolve(parse_type_name(name).canonical)
+        if isinstance(found, UnknownCodec):
+            raise UnknownType(name)
         if isinstance(found, ObjectCodec) and found.type_name != "System.Object":
             raise UnknownType(name)
         return found
@@ -224,16 +255,24 @@ class CodecLibrary:
     def _known(self, type: TypeName, name: str) -> Codec | None:
         special = _SPECIAL.get(name)
         if special is not None:
-            return special(name, self)
+            return None if self._is_older_stream(name) else special(name, self)
         if name in PRIMITIVES:
             return NumberCodec(name, self, PRIMITIVES[name])
         if type.arrays:
             return self._array(name, type.element.canonical) if self._is_flat(type) else None
         if type.name == _ENUMERABLE and len(type.arguments) == 1:
-            return self._array(name, type.arguments[0].canonical)
+            element = type.arguments[0].canonical
+            # Its texts have prefixes, which those of an array have not.
+            is_text = element == "System.String"
+            return ArrayCodec(name, self, element) if is_text else self._array(name, element)
         if type.name in _COMPARERS:
             return ClassCodec(name, self, ())
         return self._generic(type, name)
+
+    def _is_older_stream(self, name: str) -> bool:
+        """Tell whether a type is the MemoryStream of an older psi, which stored its members."""
+        schema = self._schemas.get(name) if name == _MEMORY_STREAM else None
+        return schema is not None and schema.version < _STREAM_OF_BYTES
 
     @staticmethod
     def _is_flat(type: TypeName) -> bool:
@@ -269,6 +308,10 @@ class CodecLibrary:
             if len(plain) == len(codecs):
                 layout = NullableCodec if is_nullable else PlainTupleCodec
                 return layout(name, self, plain, by_size=is_tuple)
+            if schema is not None and _serializer(schema) == "SimpleSerializer":
+                # The rest are enums, of which psi does not tell the size here.
+                rest = next(codec for codec in codecs if codec not in plain)
+                return UnknownCodec(rest[1].type_name, self, is_final=True)
         if is_nullable:
             return OptionalCodec(name, self, members)
         if type.name == KNOWN_GENERICS.dictionary:
@@ -281,11 +324,12 @@ class CodecLibrary:
         schema = self._schemas.get(name)
         if schema is None:
             return None
-        serializer = (schema.serializer_type_name or "").partition("`")[0].rpartition(".")[2]
         members = [Member(member.name, member.type_name) for member in schema.members]
-        match serializer.partition(",")[0]:
+        match _serializer(schema):
             case "SimpleSerializer":
-                return self._plain(name, members)
+                # A data contract is copied whole, while it names some members, in another order.
+                is_contract = SchemaFlags.DATA_CONTRACT in schema.flags
+                return None if is_contract else self._plain(name, members)
             case "StructSerializer":
                 return StructCodec(name, self, members)
             case "ClassSerializer":
@@ -327,3 +371,9 @@ class CodecLibrary:
         if len(set(names)) != len(names) or "" in names:
             return None
         return PlainStructCodec(name, self, codecs)
+
+
+def _serializer(schema: TypeSchema) -> str:
+    """Return the name of a type's serializer, without what surrounds it; empty: it is not told."""
+    name = (schema.serializer_type_name or "").partition("`")[0].rpartition(".")[2]
+    return name.partition(",")[0]

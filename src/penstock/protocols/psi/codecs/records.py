@@ -121,7 +121,8 @@ class ListCodec(_Members, ReferenceCodec):
         value: list[Any] = []
         reader.objects[place] = value
         items, size, _version = self._read_values(reader)
-        if isinstance(items, (str, dict)) or not hasattr(items, "__len__"):
+        is_text = isinstance(items, str) and self.codecs[0][1].type_name != "System.Char[]"
+        if is_text or isinstance(items, dict) or not hasattr(items, "__len__"):
             raise Malformed(reader.what, "items of a list", "an array", type(items).__name__)
         if not 0 <= size <= len(items):
             raise Malformed(reader.what, "size of a list", f"0 to {len(items)}", size)
@@ -173,11 +174,11 @@ class SharedCodec(_Members, ReferenceCodec):
         return value
 
     def write(self, writer: ValueWriter, value: Any) -> None:
-        # It is not the object that it holds, and has a number of its own.
-        writer.number_of(None)
         if value is None:
             writer.parts.append(NULL)
             return
+        # It is not the object that it holds, and has a number of its own.
+        writer.number_of(None)
         writer.enter(value)
         writer.parts.append(NEW)
         self.write_content(writer, value)

@@ -176,9 +176,18 @@ class BytesCodec(ReferenceCodec):
                 data = bytes(value)
             case np.ndarray() if value.dtype == np.uint8:
                 data = value.tobytes()
+            case list():  # of a List of bytes
+                data = _bytes_of(value)
             case _:
                 refuse(value, "must be bytes")
         writer.parts += (INT32.pack(len(data)), data)
+
+
+def _bytes_of(values: list[Any]) -> bytes:
+    try:
+        return bytes(values)
+    except (TypeError, ValueError) as error:
+        refuse(values, f"must be bytes: {error}")
 
 
 def _end_of_new(payload: BytesLike) -> int | None:

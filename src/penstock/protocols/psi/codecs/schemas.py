@@ -44,6 +44,8 @@ _PLAIN: Final = {
         *((f"_{letter}", "Byte") for letter in "defghijk"),
     ),
 }
+#: What a value may be where the type says only `object`: a message names it by its number.
+_BOXED: Final = (*PRIMITIVES, *_PLAIN, "System.String", "System.Byte[]")
 _DICTIONARY_VERSION: Final = 3
 _VERSION: Final = 2
 
@@ -146,6 +148,9 @@ def _collect(type: TypeName, found: dict[str, TypeSchema]) -> None:
         return
     schema = _plain_schema(type)
     if schema is not None:
+        if type.canonical == "System.Object":
+            for name in _BOXED:
+                _collect(parse_type_name(name), found)
         found[type.qualified] = schema
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.errors import Malformed
 
-__all__ = ["CORE_LIBRARY", "TypeName", "parse_type_name", "qualify", "schema_id"]
+__all__ = ["CORE_LIBRARY", "TypeName", "parse_type_name", "plain_name", "qualify", "schema_id"]
 
 #: The assembly of .NET's own types. psi takes names with this, with .NET Framework's, or with none.
 CORE_LIBRARY: Final = (
@@ -137,6 +137,14 @@ def qualify(text: str) -> str:
     :raises Malformed: it is not a name.
     """
     return parse_type_name(text).qualified
+
+
+def plain_name(text: str) -> str:
+    """Return a name without assemblies, as people write it; what is no name stays as it is."""
+    try:
+        return parse_type_name(text).canonical
+    except Malformed:  # a peer's, such as that of a data contract
+        return text
 
 
 def _signed(number: int) -> int:

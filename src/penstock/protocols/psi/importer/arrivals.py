@@ -278,7 +278,7 @@ class Intake:
             self._ids[stream.id] = (self.store.catalog.stream(stream.name).id, stream.name)
             return
         try:
-            local = self.store.add_stream(stream.name, stream.type_name, id=id, schemas=())
+            local = self.store.add_copy(stream, id=id)
         except (InvalidOption, Malformed) as error:
             self._refused_ids.add(stream.id)
             log.warning("the stream %s is left out: %s", stream.name, error)

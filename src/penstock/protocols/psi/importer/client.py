@@ -17,7 +17,7 @@ from penstock.core.retry import Backoff
 from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.protocols.host_port import why_unreachable
-from penstock.protocols.psi.codecs import qualify
+from penstock.protocols.psi.codecs.type_names import plain_name
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
 from penstock.protocols.psi.importer.arrivals import Arrivals, Intake
@@ -171,7 +171,7 @@ class RemoteImporter(Closable):
                 if time.monotonic() >= deadline or self._stop.is_set():
                     raise self._not_found(name) from None
             time.sleep(0.02)
-        if type is not None and _plain(stream.type_name) != _plain(qualify(type)):
+        if type is not None and plain_name(stream.type_name) != plain_name(type):
             raise InvalidOption("type", type, f"the stream {name!r} is of {stream.type_name}")
         if isinstance(policy, str):
             policy = DeliveryPolicy.parse(policy)
@@ -359,10 +359,6 @@ def unreachable(host: str, port: int, error: Exception | None) -> ConnectionLost
         hint="is a psi RemoteExporter running there? `penstock cp SOURCE "
         f"psi://{where}/NAME` is one; wait=1m waits longer",
     )
-
-
-def _plain(type_name: str) -> str:
-    return type_name.partition(",")[0]
 
 
 def _ns(moment: _Moment | None, otherwise: int) -> int:

@@ -181,6 +181,19 @@ def _size(record: StreamMetadata | TypeSchema) -> int:
     return size + len(record.serializer_type_name or "") + members
 
 
+def _with_parts(type_name: str, schemas: Iterable[TypeSchema] | None) -> list[TypeSchema]:
+    """Return the schemas of a stream's types: those of .NET's own types in it, then those given.
+
+    psi's pipeline ends at an object of a type that it was not told of.
+    """
+    given = {schema.id: schema for schema in schemas or ()}
+    members = (member.type_name for schema in given.values() for member in schema.members)
+    found: dict[int, TypeSchema] = {}
+    for name in (*members, type_name):
+        found.update((schema.id, schema) for schema in known_schemas(name))
+    return [schema for id, schema in found.items() if id not in given] + list(given.values())
+
+
 def psi_message(message: Message) -> PsiMessage:
     """Return a message of a store's queue as psi has it.
 
@@ -364,29 +377,55 @@ class StoreStreams(ABC):
 
         :raises InvalidOption: there is one of that name or id with another type.
         """
-        type_name = qualify(type_name)
+        stream = StreamMetadata(name, 0, qualify(type_name))
+        return self._add(stream, id, _with_parts(type_name, schemas))
+
+    def add_copy(self, stream: StreamMetadata, *, id: int | None = None) -> StreamMetadata:
+        """Add a copy of a peer's stream, or reopen the one of that name; clients are told.
+
+        Its type has the peer's name, which may be that of a data contract, and its supplemental
+        metadata is kept. The schemas are told apart.
+
+        :raises InvalidOption: there is one of that name or id with another type.
+        """
+        kept = StreamMetadata(
+            stream.name,
+            0,
+            stream.type_name,
+            supplemental_type=stream.supplemental_type,
+            supplemental=stream.supplemental,
+        )
+        return self._add(kept, id, ())
+
+    def _add(
+        self, stream: StreamMetadata, id: int | None, schemas: Iterable[TypeSchema]
+    ) -> StreamMetadata:
+        name, type_name = stream.name, stream.type_name
         with self._changed:
             found = next((b for b in self._books.values() if b.announced.name == name), None)
             if found is not None:
-                if qualify(found.announced.type_name) != type_name:
+                before = found.announced.type_name
+                if before != type_name and qualify(before) != qualify(type_name):
                     raise InvalidOption("type", type_name, f"the stream {name!r} has another type")
+                now = found.metadata()._replace(
+                    supplemental_type=stream.supplemental_type or found.announced.supplemental_type,
+                    supplemental=stream.supplemental or found.announced.supplemental,
+                )
                 if found.announced.is_closed:
-                    self._tell(reopened(found.metadata()))
+                    self._tell(reopened(now))
+                elif now.supplemental != found.announced.supplemental:
+                    self._tell(now)
                 return found.announced
             if id is not None and id in self._books:
                 raise InvalidOption("id", id, "another stream of the store has it")
-            for schema in known_schemas(type_name) if schemas is None else schemas:
+            for schema in schemas:
                 if self.catalog.schemas.get(schema.id) != schema:
                     self._tell(schema)
             opened_ns = time.time_ns() if self._is_started else MIN_NS
-            stream = StreamMetadata(
-                name,
-                max(self._books, default=-1) + 1 if id is None else id,
-                type_name,
-                opened_ns=opened_ns,
-            )
-            self._tell(stream)
-            return stream
+            next_id = max(self._books, default=-1) + 1
+            added = stream._replace(id=next_id if id is None else id, opened_ns=opened_ns)
+            self._tell(added)
+            return added
 
     def tell(self, record: Record) -> None:
         """Add a record of another process, such as a type's schema."""

@@ -312,7 +312,10 @@ def _text(value: Any) -> str:
         return str(value)
     if plain is None:
         return ""
-    return json.dumps(plain) if isinstance(plain, (list, dict)) else str(plain)
+    if isinstance(plain, (list, dict)):
+        return json.dumps(plain)
+    # Half of a character, which .NET's `char` may be, is none in a file.
+    return str(plain).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _plain(value: Any) -> Any:

@@ -50,7 +50,7 @@ test-again: $(QUICK) ## the tests that failed last time, one after the other
 	@$(CACHED) $(BIN)/python -m pytest -m "not full" --last-failed --last-failed-no-failures none
 
 test-full: $(QUICK) ## all tests, at full size and then at small: two hours
-	@$(CACHED) $(BIN)/python -m pytest -m full --timeout 2400 --numprocesses 4 $(SHARED); \
+	@$(CACHED) $(BIN)/python -m pytest -m full --timeout 2400 --numprocesses 4 $(SHARED) --durations 25; \
 	    in_full=$$?; $(SMALL) && exit $$in_full
 
 lint: $(STAMP) ## ruff, mypy --strict, and which room may import which

@@ -55,6 +55,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have each failure named at once: a whole run at full size takes more than an hour."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+class FailuresAtOnce:
+    """Prints the name and the last line of each failure as it comes."""
+
+    def __init__(self, terminal: Any) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            last = (report.longreprtext.strip().splitlines() or [""])[-1]
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"failed after {report.duration:.0f} s: {report.nodeid}: {last}")
+
+
 def pytest_collection_finish() -> None:
     """Keep modules and tests from the collector, which would look at all of them in every fork."""
     gc.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import sys
 import time as clock_time
 from dataclasses import replace
@@ -33,6 +34,7 @@ __all__ = ["add_to", "serve_ldata"]
 _SECOND = 1_000_000_000
 #: Seconds between two checks whether to stop, and between two requests to a server.
 _PATIENCE = 0.2
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Place = Annotated[
     str, typer.Argument(metavar="DIR", help="A directory, or ldatap://host:port/dir on another.")
@@ -275,7 +277,8 @@ def _show(info: LatestInfo, place: str, *, as_json: bool) -> None:
             info.writer_name,
             found or relative_path(info, directory),
         ]
-        line = "  ".join(words)
+        # LROSE's programs write anything; a terminal obeys some of it.
+        line = _CONTROL.sub("?", "  ".join(words))
     typer.echo(line)
     sys.stdout.flush()
 

@@ -186,6 +186,21 @@ def test_texts_that_the_formats_have_no_place_for_are_refused(text: str) -> None
 
 
 @pytest.mark.parametrize(
+    "text", ["a <b>bold</b>\ttab", "two\nlines", "x" * 2000, "5 < 6 & 7 > 6", "\x1b[31m", "", " "]
+)
+def test_texts_that_lrose_writes_and_reads_are_read_and_written_again(text: str) -> None:
+    plain = LatestInfo(latest_time=1705320000, max_time=1705320000, user_info1="HERE", writer="w")
+    xml = encode_xml(plain).replace(b"HERE", text.encode())
+    info = decode_xml(xml)
+    assert (info.user_info1, info.writer) == (text, "w")
+    assert encode_xml(info) == xml
+    assert decode_body(encode_body(info)) == info
+    assert decode_body(encode_body(info, xml_on=False)).user_info1 == text[:63]
+    if "\n" not in text:
+        assert decode_ascii(encode_ascii(info)).user_info1 == text
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"",

@@ -143,6 +143,26 @@ def test_seconds_of_minus_one_in_ascii_mean_the_date() -> None:
     assert decode_ascii(line).latest_time == 1705320000
 
 
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [
+        ((2024, 2, 30, 25, 0, 61), 1709341261),  # as LROSE's library
+        ((2024, 13, 1, 0, 0, 0), 1735689600),
+        ((2024, 0, 0, 0, 0, 0), 1701302400),
+        ((1970, 1, 1, 24, 0, 0), 86400),
+        ((1970, 1, 1, 0, 0, -1), -1),
+    ],
+)
+def test_what_is_out_of_range_in_a_date_is_carried_over(
+    date: tuple[int, ...], seconds: int
+) -> None:
+    tags = zip(("year", "month", "day", "hour", "min", "sec"), date, strict=True)
+    inner = "".join(f"<{tag}>{value}</{tag}>" for tag, value in tags)
+    assert decode_xml(f"{inner}</latest_data_info>".encode()).latest_time == seconds
+    line = f"-1 {' '.join(map(str, date))} \nnc\na\nb\n0\n"
+    assert decode_ascii(line.encode()).latest_time == seconds
+
+
 def test_what_is_missing_in_xml_has_its_default() -> None:
     found = decode_xml(b"<latest_data_info><unix_time>5</unix_time></latest_data_info>")
     assert found == LatestInfo(latest_time=5, max_time=5)

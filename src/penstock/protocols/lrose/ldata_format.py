@@ -274,13 +274,15 @@ def _calendar(line: bytes) -> int:
 def _seconds_of(date: list[int]) -> int:
     """Return the seconds since 1970 of year, month, day, hour, minute and second.
 
-    :raises Malformed: the date does not exist.
+    What is out of range is carried over, as by LROSE: month 13, February 30, 24:00:00.
+
+    :raises Malformed: it is outside of the years 1 to 9999.
     """
     try:
         year, month, day, hour, minute, second = date
-        moment = dt.datetime(year, month, day, tzinfo=dt.UTC)
-        # C's conversions carry over what is out of range in a time of day: 24:00:00, 60 seconds.
-        moment += dt.timedelta(hours=hour, minutes=minute, seconds=second)
+        years, month = divmod(month - 1, 12)
+        moment = dt.datetime(year + years, month + 1, 1, tzinfo=dt.UTC)
+        moment += dt.timedelta(days=day - 1, hours=hour, minutes=minute, seconds=second)
     except (ValueError, OverflowError):
         raise Malformed("latest_data_info", "date", "a date and a time", date) from None
     return (moment - _EPOCH) // dt.timedelta(seconds=1)

@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> str:
 # --- reading ----------------------------------------------------------------------------------
 
 
-def test_texts_of_lroses_writers_may_hold_anything(data: str, tmp_path: Path) -> None:
+def test_texts_of_lroses_writers_may_hold_anything(data: str) -> None:
     odd = "a <b>\n\t<user_info1>FMQ_id:7</user_info1>"
     info = LatestInfo.as_read(latest_time=1705320000, max_time=1705320000, rel_data_path=odd)
     with latest(data) as there:

@@ -298,7 +298,7 @@ def serve_ldata(
     max_clients: MaxClients = 256,
     idle: Annotated[
         str, typer.Option(metavar="TIME", help="Cut off clients not heard of for so long.")
-    ] = "1h",
+    ] = "30d",
     read_only: Annotated[bool, typer.Option("--read-only", help="Nobody may write.")] = False,
     register: Annotated[
         bool, typer.Option("--register/--no-register", help="Tell the DataMapper of this machine.")

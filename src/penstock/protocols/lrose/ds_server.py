@@ -86,8 +86,9 @@ class ServingOptions(Options):
     #: Time for the first request, and for each later one from its first byte; a large one may take
     #: longer while it makes progress.
     first_message: Annotated[Duration, Field(gt=0)] = 30.0
-    #: A client that is silent for this long is disconnected.
-    idle: Annotated[Duration, Field(gt=0)] = 3600.0
+    #: A client that is silent for this long is disconnected. Long, because LROSE's never connect
+    #: again: a program that writes once a day would end, or write no more. Probes find dead ones.
+    idle: Annotated[Duration, Field(gt=0)] = 30 * 86400.0
     #: Allow every client to stop the server, as LROSE's does.
     allow_shutdown: bool = False
 

@@ -60,8 +60,12 @@ def test_a_directory_may_end_in_a_slash() -> None:
 def test_the_environment_shifts_all_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_BASE_PORT", "6430")
     assert default_port("fmqp") == 6443
-    monkeypatch.setenv("DS_BASE_PORT", "rubbish")
-    assert default_port("fmqp") == 5443
+    for said in ("rubbish", "80", "1023", "-6430", ""):  # passed over, as by LROSE
+        monkeypatch.setenv("DS_BASE_PORT", said)
+        assert default_port("fmqp") == 5443
+    for said in (" 6430", "+6430", "6430 # ours"):  # as C's scanf reads it
+        monkeypatch.setenv("DS_BASE_PORT", said)
+        assert default_port("fmqp") == 6443
 
 
 @pytest.mark.parametrize(

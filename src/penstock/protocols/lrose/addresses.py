@@ -24,6 +24,8 @@ __all__ = ["Address", "QueueRoot", "default_port", "parse_address", "path_of"]
 
 #: Offsets of the ports of LROSE's servers from `DS_BASE_PORT`.
 _BASE_PORT: Final = 5430
+#: LROSE passes over a smaller one.
+_LEAST_BASE: Final = 1024
 _OFFSETS: Final = {"dmapp": 4, "fmqp": 13, "ldatap": 17}
 _LARGEST_PORT: Final = 65535
 #: Schemes whose paths are directories, and may end with a slash.
@@ -60,8 +62,8 @@ class Address(NamedTuple):
 
 def default_port(scheme: str) -> int:
     """Return the port of a service; the environment's `DS_BASE_PORT` shifts all of them."""
-    said = os.environ.get("DS_BASE_PORT", "")
-    base = int(said) if said.isascii() and said.isdigit() and len(said) <= 5 else _BASE_PORT  # noqa: PLR2004
+    said = re.match(r"\s*\+?([0-9]{1,5})(?![0-9])", os.environ.get("DS_BASE_PORT", ""), re.ASCII)
+    base = int(said[1]) if said and int(said[1]) >= _LEAST_BASE else _BASE_PORT
     return min(base + _OFFSETS[scheme], _LARGEST_PORT)
 
 

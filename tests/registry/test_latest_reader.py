@@ -36,6 +36,21 @@ def data(tmp_path: Path) -> str:
 # --- reading ----------------------------------------------------------------------------------
 
 
+def test_texts_of_lroses_writers_may_hold_anything(data: str) -> None:
+    odd = "a <b>\n\t<user_info1>FMQ_id:7</user_info1>"
+    info = LatestInfo.as_read(latest_time=1705320000, max_time=1705320000, rel_data_path=odd)
+    with latest(data) as there:
+        there.write(info=info)
+        there.write("next.nc")
+    with latest(data, label="test") as there:
+        first = there.read(from_start=True)
+        assert first is not None
+        assert first.rel_data_path == odd
+    # The place that is kept is not mistaken for what stands in a text.
+    with latest(data, label="test") as there:
+        assert paths(drained(there)) == ["next.nc"]
+
+
 def test_two_updates_in_one_second_are_two(data: str) -> None:
     for settings in (
         LatestSettings(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import sys
 import time as clock_time
 from dataclasses import replace
@@ -33,6 +34,7 @@ __all__ = ["add_to", "serve_ldata"]
 _SECOND = 1_000_000_000
 #: Seconds between two checks whether to stop, and between two requests to a server.
 _PATIENCE = 0.2
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Place = Annotated[
     str, typer.Argument(metavar="DIR", help="A directory, or ldatap://host:port/dir on another.")
@@ -275,7 +277,8 @@ def _show(info: LatestInfo, place: str, *, as_json: bool) -> None:
             info.writer_name,
             found or relative_path(info, directory),
         ]
-        line = "  ".join(words)
+        # LROSE's programs write anything; a terminal obeys some of it.
+        line = _CONTROL.sub("?", "  ".join(words))
     typer.echo(line)
     sys.stdout.flush()
 
@@ -295,7 +298,7 @@ def serve_ldata(
     max_clients: MaxClients = 256,
     idle: Annotated[
         str, typer.Option(metavar="TIME", help="Cut off clients not heard of for so long.")
-    ] = "1h",
+    ] = "30d",
     read_only: Annotated[bool, typer.Option("--read-only", help="Nobody may write.")] = False,
     register: Annotated[
         bool, typer.Option("--register/--no-register", help="Tell the DataMapper of this machine.")

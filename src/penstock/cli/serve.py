@@ -151,7 +151,7 @@ def _serve_fmqp(
     max_queue: MaxQueue = "1G",
     idle: Annotated[
         str, typer.Option(metavar="TIME", help="Cut off clients that are silent for so long.")
-    ] = "1h",
+    ] = "30d",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Nobody may write or create.")
     ] = False,

@@ -6,6 +6,7 @@ LROSE's names, and the environment variables that its programs obey (docs/specs/
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -345,11 +346,10 @@ class SavedPlace:
         """Save the id of an entry that was read. A failure is logged, and reading continues."""
         self._max_time = max(self._max_time, info.valid_time)
         kept = LatestInfo(
-            latest_time=info.valid_time,
-            rel_data_path=rel_data_path,
-            user_info1=f"FMQ_id:{id}",
-            max_time=self._max_time,
+            latest_time=info.valid_time, user_info1=f"FMQ_id:{id}", max_time=self._max_time
         )
+        with contextlib.suppress(InvalidOption):  # no reader needs it, and a tag in it misleads
+            kept = replace(kept, rel_data_path=rel_data_path)
         try:
             write_state(self._files, kept)
         except StorageError as error:

@@ -178,7 +178,7 @@ class _LdataSession:
             lock_timeout=_LOCK_TIMEOUT,
         )
         # No symbolic link in place of a file may lead out of the root.
-        self._root.path(f"{self._directory}/_{settings.name}")
+        self._root.below(f"{self._directory}/_{settings.name}")
         before, self._arguments = self._arguments, arguments
         if self._latest is not None and _is_same_place(before, arguments):
             self._latest.use(settings)
@@ -213,7 +213,7 @@ class _LdataSession:
             raise InvalidOption("INFO_XML", None, "a write has an entry")
         if asked.info.displaced_dir_path:
             # Readers of the entry would take a file of that directory for the client's.
-            self._root.path(asked.info.displaced_dir_path)
+            self._root.below(asked.info.displaced_dir_path)
         self._opened().write(info=asked.info, fmq_only=asked.arguments.writeFmqOnly)
 
 

@@ -30,6 +30,7 @@ from penstock.protocols.lrose.addresses import (
         ("fmqp::/etc/params//radar1:5000:x", "radar1", 5000, "x"),
         ("fmqp:://[::1]:5000:x", "::1", 5000, "x"),
         ("fmqp:://::x", "localhost", 5443, "x"),
+        ("fmqp:://radar1:default:x", "radar1", 5443, "x"),
     ],
 )
 def test_both_spellings_say_where_a_queue_is(text: str, host: str, port: int, path: str) -> None:
@@ -41,7 +42,7 @@ def test_both_spellings_say_where_a_queue_is(text: str, host: str, port: int, pa
 
 @pytest.mark.parametrize(
     "text", ["fmqp:", "fmqp:/a/b", "fmqp://host", "fmqp://host/", "fmqp://host/a/", "fmqp:://h:1:",
-             "fmqp:://h:99999:x"]
+             "fmqp:://h:99999:x", "fmqp:://h:x:x", "fmqp://h/a%3Fb", "fmqp:://h:1:a%3Fb"]
 )  # fmt: skip
 def test_what_names_no_queue_is_refused(text: str) -> None:
     with pytest.raises(InvalidURL):
@@ -59,15 +60,27 @@ def test_a_directory_may_end_in_a_slash() -> None:
 def test_the_environment_shifts_all_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_BASE_PORT", "6430")
     assert default_port("fmqp") == 6443
-    monkeypatch.setenv("DS_BASE_PORT", "rubbish")
-    assert default_port("fmqp") == 5443
+    for said in ("rubbish", "80", "1023", "-6430", ""):  # passed over, as by LROSE
+        monkeypatch.setenv("DS_BASE_PORT", said)
+        assert default_port("fmqp") == 5443
+    for said in (" 6430", "+6430", "6430 # ours"):  # as C's scanf reads it
+        monkeypatch.setenv("DS_BASE_PORT", said)
+        assert default_port("fmqp") == 6443
 
 
 @pytest.mark.parametrize(
     "said",
-    ["a/b", "./a/b", "a//b", "fmqp:://host:5443:a/b", "fmqp:://host::./a/b", "fmqp:x:y//h:1:a/b"],
-)
+    ["a/b", "./a/b", "a//b", "fmqp:://host:5443:a/b", "fmqp:://host::./a/b", "fmqp:x:y//h:1:a/b",
+     "fmqp:://host:default:a/b", "fmqp:://host:-1:a/b"],
+)  # fmt: skip
 def test_a_path_is_below_the_root(tmp_path: Path, said: str) -> None:
+    assert QueueRoot(tmp_path).path(said) == str(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("said", ["a/b?x=1", "fmqp:://host:1:a/b?", "fmqp:://h::a/b?x=http://p:8/"])
+def test_arguments_in_the_url_of_a_client_are_no_part_of_the_path(
+    tmp_path: Path, said: str
+) -> None:
     assert QueueRoot(tmp_path).path(said) == str(tmp_path / "a" / "b")
 
 

@@ -22,7 +22,7 @@ from penstock.protocols.lrose.datamapper_wire import (
     ReplyKind,
     RequestKind,
 )
-from penstock.protocols.lrose.ds_message import DsMessage
+from penstock.protocols.lrose.ds_message import DsMessage, Part
 from protocols.lrose.recordings import RECORDINGS, messages_of, recording
 
 # --- entries ------------------------------------------------------------------------------------
@@ -143,6 +143,19 @@ def test_a_text_without_an_end_is_refused(field: str, at: int, size: int) -> Non
     record[at : at + size] = b"x" * size
     with pytest.raises(Malformed, match=field):
         DataSetInfo.read(record)
+
+
+@pytest.mark.parametrize("message", [MapRequest(RequestKind.REG_FULL, (DataSetInfo(),)),
+                                     MapReply(ReplyKind.WITH_INFO, (DataSetInfo(),))])  # fmt: skip
+def test_in_a_message_a_text_without_an_end_is_cut_as_by_lrose(
+    message: MapRequest | MapReply,
+) -> None:
+    whole = message.to_message()
+    record = bytearray(whole.parts[0].data)
+    record[128:256], record[320:352] = b"h" * 128, b"t" * 32
+    sent = whole._replace(parts=(Part(whole.parts[0].type, bytes(record)),))
+    (info,) = message.from_message(sent).infos
+    assert (info.hostname, info.datatype, info.dir) == ("h" * 127, "t" * 31, "")
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import resource
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli import latest, serve
 from penstock.core.endpoints import open_writer
+from penstock.core.units import parse_duration
 from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.datamapper_wire import (
     DATAMAPPER_TYPE,
@@ -36,6 +39,7 @@ from support.until import until
 
 INIT = Init("q", OpenMode.READ_ONLY, OpenMode.READ_ONLY)
 READ = DsMessage(Op.READ)
+WEEK = 7 * 86400
 HEAD = b"\xf0" * 8 + struct.pack(">3i", 1, 1_000_000, 1)
 
 
@@ -50,6 +54,15 @@ def seconds_until_cut_off(caller: Caller, data: bytes, pause: float = 0.05) -> f
 
 
 # --- time -----------------------------------------------------------------------------------
+
+
+def test_a_client_may_be_silent_for_weeks(tmp_path: Path) -> None:
+    """LROSE's never connect again: after a cut, a program that writes once a day dies."""
+    fmqp, ldatap = FmqServerOptions(root=tmp_path), LdataServerOptions(root=tmp_path)
+    assert min(fmqp.idle, ldatap.idle) > 2 * WEEK
+    for command in (vars(serve)["_serve_fmqp"], latest.serve_ldata):
+        said = inspect.signature(command).parameters["idle"].default
+        assert parse_duration(said) == fmqp.idle
 
 
 def test_a_client_that_sends_its_first_request_byte_by_byte_is_cut_off(tmp_path: Path) -> None:

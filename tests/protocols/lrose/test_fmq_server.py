@@ -63,6 +63,39 @@ def test_an_unknown_command_and_an_unknown_category_are_errors(tmp_path: Path) -
         assert "INIT" in (reply.error_text or "")
 
 
+def test_what_gets_to_no_service_is_refused_by_a_reply_of_no_type(tmp_path: Path) -> None:
+    with served(tmp_path, max_clients=1) as server, Caller(server.port) as caller:
+        reply = caller.ask(DsMessage(Op.READ, category=5))
+        assert (reply.type, reply.sub_type, reply.category) == (-1, -1, Category.GENERIC)
+        with Caller(server.port) as another:
+            assert (reply := another.ask(READ)).error == ErrorCode.SERVICE_DENIED
+            assert (reply.type, reply.sub_type) == (-1, -1)
+        caller.socket.sendall(encode(Frame(1, 1, b"no message")))
+        reply = caller.hear()
+        assert (reply.type, reply.error) == (-1, ErrorCode.BAD_MESSAGE)
+
+
+@pytest.mark.parametrize("layout", ["classic", "wide"])
+def test_a_message_that_is_too_large_keeps_no_other_of_its_request_out(
+    layout: str, tmp_path: Path
+) -> None:
+    """LROSE's clients that write many at once drop them all, whatever the answer."""
+    sizes = [10, 9000, 9000, 20, 30, 9000]
+    write = encode_messages(
+        DsMessage(Op.WRITE), [bytes(size) for size in sizes], types=1, subtypes=0
+    )
+    with served(tmp_path, layout=layout) as server, Caller(server.port) as caller:
+        init = INIT._replace(open_mode=OpenMode.CREATE, open_position=0, buf_size=8000)
+        assert caller.ask(encode_init(init)).error == 0
+        reply = caller.ask(DsMessage.from_bytes(write))
+        assert (reply.sub_type, reply.error) == (Op.WRITE, -1)
+        assert "9,000" in (reply.error_text or "")
+        only = encode_messages(DsMessage(Op.WRITE), [bytes(9000)], types=1, subtypes=0)
+        assert caller.ask(DsMessage.from_bytes(only)).error == -1
+    with open_reader(f"fmq:{tmp_path}/q", start="start") as reader:
+        assert [len(message.payload) for message in reader.available()] == [10, 20, 30]
+
+
 def test_shutdown_is_not_answered_and_does_nothing(tmp_path: Path) -> None:
     shutdown = DsMessage(2, category=Category.SERVER_STATUS)
     with served(tmp_path) as server:

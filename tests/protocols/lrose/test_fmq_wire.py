@@ -129,6 +129,17 @@ def test_an_opening_that_is_not_whole_is_refused(parts: tuple[Part, ...]) -> Non
         decode_init(DsMessage(Op.INIT, parts=parts))
 
 
+def test_what_follows_the_known_fields_of_a_part_is_ignored() -> None:
+    opening = encode_init(Init("fmqp:://h:1:q", OpenMode.CREATE, 0, num_slots=7, proc_name="x"))
+    init, url = opening.parts
+    longer = opening._replace(parts=(Part(init.type, init.data + b"more"), url))
+    assert decode_init(longer) == decode_init(opening)
+    parts = (Part(PartType.INFO, info(2).data + b"more"), Part(PartType.DATA, b"ab"))
+    for copies in (1, 10):
+        _, found = decode_messages(HEAD._replace(parts=parts * copies).to_bytes())
+        assert (found.types, found.payloads) == ([1] * copies, [b"ab"] * copies)
+
+
 def info(size: int) -> Part:
     return Part(PartType.INFO, struct.pack(">7i", 1, 2, size, 0, size, 0, 0))
 

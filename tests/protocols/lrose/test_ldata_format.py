@@ -143,6 +143,26 @@ def test_seconds_of_minus_one_in_ascii_mean_the_date() -> None:
     assert decode_ascii(line).latest_time == 1705320000
 
 
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [
+        ((2024, 2, 30, 25, 0, 61), 1709341261),  # as LROSE's library
+        ((2024, 13, 1, 0, 0, 0), 1735689600),
+        ((2024, 0, 0, 0, 0, 0), 1701302400),
+        ((1970, 1, 1, 24, 0, 0), 86400),
+        ((1970, 1, 1, 0, 0, -1), -1),
+    ],
+)
+def test_what_is_out_of_range_in_a_date_is_carried_over(
+    date: tuple[int, ...], seconds: int
+) -> None:
+    tags = zip(("year", "month", "day", "hour", "min", "sec"), date, strict=True)
+    inner = "".join(f"<{tag}>{value}</{tag}>" for tag, value in tags)
+    assert decode_xml(f"{inner}</latest_data_info>".encode()).latest_time == seconds
+    line = f"-1 {' '.join(map(str, date))} \nnc\na\nb\n0\n"
+    assert decode_ascii(line.encode()).latest_time == seconds
+
+
 def test_what_is_missing_in_xml_has_its_default() -> None:
     found = decode_xml(b"<latest_data_info><unix_time>5</unix_time></latest_data_info>")
     assert found == LatestInfo(latest_time=5, max_time=5)
@@ -183,6 +203,21 @@ def test_a_line_of_the_catalog_is_xml_without_spaces() -> None:
 def test_texts_that_the_formats_have_no_place_for_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption):
         LatestInfo(latest_time=0, writer=text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a <b>bold</b>\ttab", "two\nlines", "x" * 2000, "5 < 6 & 7 > 6", "\x1b[31m", "", " "]
+)
+def test_texts_that_lrose_writes_and_reads_are_read_and_written_again(text: str) -> None:
+    plain = LatestInfo(latest_time=1705320000, max_time=1705320000, user_info1="HERE", writer="w")
+    xml = encode_xml(plain).replace(b"HERE", text.encode())
+    info = decode_xml(xml)
+    assert (info.user_info1, info.writer) == (text, "w")
+    assert encode_xml(info) == xml
+    assert decode_body(encode_body(info)) == info
+    assert decode_body(encode_body(info, xml_on=False)).user_info1 == text[:63]
+    if "\n" not in text:
+        assert decode_ascii(encode_ascii(info)).user_info1 == text
 
 
 @pytest.mark.parametrize(

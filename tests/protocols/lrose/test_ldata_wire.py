@@ -77,6 +77,15 @@ def test_arguments_that_say_nothing_have_the_defaults_of_lrose() -> None:
     assert Arguments.from_xml(b"<useXml>maybe</useXml><fmqNSlots>x</fmqNSlots>") == Arguments()
 
 
+@pytest.mark.parametrize("no", ["false", "FALSE", " no ", "NO", "0"])
+def test_a_truth_is_told_in_all_of_lroses_words(no: str) -> None:
+    found = Arguments.from_xml(f"<useXml>{no}</useXml>".encode())
+    assert found == Arguments(useXml=False)
+    yes = {"false": "true", "FALSE": "TRUE", " no ": "\nyes ", "NO": "YES", "0": "1"}[no]
+    found = Arguments.from_xml(f"<saveLatestReadInfo>{yes}</saveLatestReadInfo>".encode())
+    assert found == Arguments(saveLatestReadInfo=True)
+
+
 def test_an_error_is_told_by_its_text() -> None:
     reply = LdataMessage(mode=Mode.REPLY, error="no such directory")
     assert LdataMessage.from_message(reply.to_message()) == reply

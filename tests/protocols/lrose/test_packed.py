@@ -34,6 +34,17 @@ def test_the_bytes_are_those_of_the_specification() -> None:
     assert body[88:] == struct.pack(">2i", 5, -6) + b"abc" + bytes(5)
 
 
+def test_the_bytes_are_those_of_lroses_library() -> None:
+    body = pack([PackedMessage(5, -6, b"abc"), PackedMessage(0, 0, b"")])
+    assert body == bytes.fromhex(
+        "000d90a7 ffffffff ffffffff 00000000 00000001 00000000 ffffffff 00000000 00000000 00000002"
+        "00000000 00000000 00000000 00000000 00000000 00000000"
+        "000bdea0 00000070 0000000b 00000000 00000000 00000000"
+        "000bdea0 00000080 00000008 00000000 00000000 00000000"
+        "00000005 fffffffa 61626300 00000000 00000000 00000000 00000000 00000000"
+    )
+
+
 def test_parts_of_another_kind_are_passed_over() -> None:
     parts = (Part(1, b"url\0"), Part(PACKED_SUBTYPE, bytes(8)))
     assert unpack(DsMessage(PACKED_TYPE, parts=parts).to_bytes()) == [PackedMessage(0, 0, b"")]

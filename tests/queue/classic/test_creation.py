@@ -26,6 +26,7 @@ from penstock.core.errors import (
     StorageError,
     UnknownScheme,
 )
+from penstock.queue.classic.device import shared_memory_key
 from support.queue_files import (
     QueueBytes,
     check_queue,
@@ -203,6 +204,24 @@ def test_a_number_that_is_no_shared_memory_key_is_refused(key: str, tmp_path: Pa
     for opener in (open_writer, open_reader):
         with pytest.raises(InvalidURL, match="key"):
             opener(f"fmq:{tmp_path}/shmem_{key}")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("shmem_12300", 12300),
+        ("a_shmem_12300abc", 12300),
+        ("12300shmem", 12300),
+        ("shmem_x_ +7", 7),
+        ("shmem_12300__", 12300),  # LROSE counts no empty part
+        ("shmem", None),
+        ("shmem_", None),
+        ("shmem_12300_x", None),
+        ("queue_12300", None),
+    ],
+)
+def test_a_name_tells_whether_a_queue_is_in_shared_memory(name: str, key: int | None) -> None:
+    assert shared_memory_key(f"/shmem_1/{name}") == key
 
 
 def test_a_name_too_long_for_the_system_is_an_error_of_ours(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Where is a remote queue: in a URL of ours, in one of LROSE's, and below a server's root?
 
 `fmqp://host:port/path` is ours, `fmqp:[translator]:[paramfile]//host:port:path` is LROSE's
-(docs/specs/lrose.md 2.1). A server looks the path up below its root, and nowhere else.
+(docs/specs/lrose.md 2.1). A server looks the path up below its root, and nowhere else. Arguments
+may follow in LROSE's spelling, after a question mark: what they say is for the client.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ __all__ = ["Address", "QueueRoot", "default_port", "parse_address", "path_of"]
 
 #: Offsets of the ports of LROSE's servers from `DS_BASE_PORT`.
 _BASE_PORT: Final = 5430
+#: LROSE passes over a smaller one.
+_LEAST_BASE: Final = 1024
 _OFFSETS: Final = {"dmapp": 4, "fmqp": 13, "ldatap": 17}
 _LARGEST_PORT: Final = 65535
 #: Schemes whose paths are directories, and may end with a slash.
@@ -31,9 +34,11 @@ _OF_DIRECTORIES: Final = frozenset({"ldatap"})
 #: What follows the scheme in LROSE's spelling.
 _LROSE: Final = re.compile(
     r"(?P<translator>[^:]*):(?P<params>.*?)//"
-    r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:/\[\]]*):(?P<port>[0-9]{0,5}):(?P<path>.*)",
+    r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:/\[\]]*):(?P<port>[^:]*):(?P<path>.*)",
     re.DOTALL,
 )
+#: A port in it; `default`, nothing and 0 mean that of the service.
+_PORT: Final = re.compile(r"default|[0-9]{0,5}")
 
 
 class Address(NamedTuple):
@@ -57,8 +62,8 @@ class Address(NamedTuple):
 
 def default_port(scheme: str) -> int:
     """Return the port of a service; the environment's `DS_BASE_PORT` shifts all of them."""
-    said = os.environ.get("DS_BASE_PORT", "")
-    base = int(said) if said.isascii() and said.isdigit() and len(said) <= 5 else _BASE_PORT  # noqa: PLR2004
+    said = re.match(r"\s*\+?([0-9]{1,5})(?![0-9])", os.environ.get("DS_BASE_PORT", ""), re.ASCII)
+    base = int(said[1]) if said and int(said[1]) >= _LEAST_BASE else _BASE_PORT
     return min(base + _OFFSETS[scheme], _LARGEST_PORT)
 
 
@@ -69,7 +74,10 @@ def parse_address(url: URL) -> Address:
     """
     if url.host is None and (match := _LROSE.fullmatch(url.path)):
         host, path = match["host"].strip("[]"), match["path"]
-        port = int(match["port"] or 0)
+        said = match["port"]
+        if not _PORT.fullmatch(said):
+            raise InvalidURL(url.text, f"there is no port {said}")
+        port = int(said) if said.isdigit() else 0
     else:
         host, path, port = url.host or "", url.path, url.port or 0
         if url.host is None:
@@ -86,17 +94,21 @@ def parse_address(url: URL) -> Address:
         )
     if port > _LARGEST_PORT:
         raise InvalidURL(url.text, f"there is no port {port}")
+    if "?" in path:
+        raise InvalidURL(
+            url.text, "it has a question mark in its path", hint="for LROSE, arguments begin there"
+        )
     return Address(url.scheme, host or "localhost", port or default_port(url.scheme), path)
 
 
 def path_of(text: str) -> str:
-    """Return the path in a client's request to open.
+    """Return the path in a client's request to open, without arguments.
 
     :raises InvalidURL: it has no path.
     """
     scheme, colon, rest = text.partition(":")
     match = _LROSE.fullmatch(rest) if colon and scheme.isalnum() else None
-    path = match["path"] if match else text
+    path = (match["path"] if match else text).partition("?")[0]
     if not path:
         raise InvalidURL(text[:200], "it names no queue")
     return path
@@ -125,7 +137,13 @@ class QueueRoot:
 
         :raises InvalidURL: it leads out of the root, or is not a valid name.
         """
-        name = path_of(said)
+        return self.below(path_of(said))
+
+    def below(self, name: str) -> str:
+        """Return the path for one that is absolute, or relative to the root.
+
+        :raises InvalidURL: it leads out of the root, or is not a valid name.
+        """
         if len(os.fsencode(name)) > _LONGEST or _CONTROL.search(name):
             raise InvalidURL(name[:100], "no queue has such a name")
         if name.startswith("/"):

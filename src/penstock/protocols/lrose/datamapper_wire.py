@@ -132,9 +132,12 @@ class DataSetInfo:
         )
 
     @classmethod
-    def read(cls, record: bytes | bytearray | memoryview, what: str = "INFO part") -> DataSetInfo:
+    def read(
+        cls, record: bytes | bytearray | memoryview, what: str = "INFO part", *, cut: bool = False
+    ) -> DataSetInfo:
         """Decode 864 bytes. Spare bytes, and those after a NUL in a text, are dropped.
 
+        :param cut: drop the last byte of a text without a NUL, as LROSE's map does
         :raises Malformed: wrong size, a text without a NUL, or an invalid number.
         """
         record = bytes(record)
@@ -147,7 +150,7 @@ class DataSetInfo:
             if not math.isfinite(number):
                 raise Malformed(what, name, "a number", number)
         hostname, ipaddr, datatype, directory, status = (
-            _read_text(record, text, what) for text in _TEXTS
+            _read_text(record, text, what, cut=cut) for text in _TEXTS
         )
         return cls(
             start_time=start,
@@ -166,8 +169,10 @@ class DataSetInfo:
         )
 
 
-def _read_text(record: bytes, text: _Text, what: str) -> str:
+def _read_text(record: bytes, text: _Text, what: str, *, cut: bool) -> str:
     end = record.find(b"\0", text.offset, text.offset + text.size)
+    if end < 0 and cut:
+        end = text.offset + text.size - 1
     if end < 0:
         raise Malformed(what, text.name, f"ended by a NUL within {text.size} bytes", "none")
     return record[text.offset : end].decode(errors="surrogateescape")
@@ -255,7 +260,7 @@ class MapRequest(NamedTuple):
             relay = tuple(filter(None, hosts.text.split(":")))
         # Parts of a request for all entries are ignored.
         wanted = [] if kind is RequestKind.REQ_ALL else infos
-        return cls(kind, tuple(DataSetInfo.read(part.data) for part in wanted), relay)
+        return cls(kind, tuple(DataSetInfo.read(part.data, cut=True) for part in wanted), relay)
 
 
 class MapReply(NamedTuple):
@@ -296,7 +301,8 @@ class MapReply(NamedTuple):
             error = "it does not say why" if text is None else text.text
         elif message.flags != _OK:
             raise Malformed(what, "flags", f"{_OK} or {_ERROR}", message.flags)
-        infos = tuple(DataSetInfo.read(part.data) for part in message.parts_of(_PartType.INFO))
+        parts = message.parts_of(_PartType.INFO)
+        infos = tuple(DataSetInfo.read(part.data, cut=True) for part in parts)
         return cls(kind, infos, error)
 
 

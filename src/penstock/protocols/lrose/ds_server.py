@@ -86,8 +86,9 @@ class ServingOptions(Options):
     #: Time for the first request, and for each later one from its first byte; a large one may take
     #: longer while it makes progress.
     first_message: Annotated[Duration, Field(gt=0)] = 30.0
-    #: A client that is silent for this long is disconnected.
-    idle: Annotated[Duration, Field(gt=0)] = 3600.0
+    #: A client that is silent for this long is disconnected. Long, because LROSE's never connect
+    #: again: a program that writes once a day would end, or write no more. Probes find dead ones.
+    idle: Annotated[Duration, Field(gt=0)] = 30 * 86400.0
     #: Allow every client to stop the server, as LROSE's does.
     allow_shutdown: bool = False
 
@@ -203,6 +204,11 @@ def _status_reply(request: DsMessage, client_count: int) -> DsMessage:
             reply = error_reply(request.type, -1, ErrorCode.UNKNOWN_COMMAND, text)
             return reply._replace(category=Category.SERVER_STATUS)
     return request._replace(parts=parts)
+
+
+def _refusal(error: ErrorCode, text: str) -> DsMessage:
+    """Return the reply to what never gets to a service: LROSE's is of no type."""
+    return error_reply(-1, -1, error, text)
 
 
 # --- one client ---------------------------------------------------------------------------------
@@ -326,7 +332,7 @@ class DsSession(Session):
 
     def _refused(self, fault: Malformed) -> Malformed:
         """Report malformed input; nothing after it can be decoded."""
-        self._send(0, error_reply(0, -1, ErrorCode.BAD_MESSAGE, str(fault)))
+        self._send(0, _refusal(ErrorCode.BAD_MESSAGE, str(fault)))
         return fault
 
     # --- requests ---------------------------------------------------------------------------
@@ -344,17 +350,17 @@ class DsSession(Session):
         try:
             request = DsMessage.from_bytes(payload)
         except Malformed as fault:
-            self._reply(frame, 0, error_reply(0, -1, ErrorCode.BAD_MESSAGE, str(fault)))
+            self._reply(frame, 0, _refusal(ErrorCode.BAD_MESSAGE, str(fault)))
             raise
         if request.category == Category.SERVER_STATUS:
             return self._answer_status(frame, request)
         if self._is_one_too_many:
             text = f"the server has {self._server.options.max_clients} clients, and takes no more"
-            self._reply(frame, 0, error_reply(request.type, -1, ErrorCode.SERVICE_DENIED, text))
+            self._reply(frame, 0, _refusal(ErrorCode.SERVICE_DENIED, text))
             return False
         if not is_known_category(request.category):
             text = f"there is no category {request.category}"
-            self._reply(frame, 0, error_reply(request.type, -1, ErrorCode.BAD_MESSAGE, text))
+            self._reply(frame, 0, _refusal(ErrorCode.BAD_MESSAGE, text))
             return True
         if service is None:
             service = self._service = self._server.new_service(self.connection)

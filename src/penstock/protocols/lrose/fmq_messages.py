@@ -423,9 +423,10 @@ def _decode_any(message: DsMessage) -> Messages:
         raise Malformed(_WHAT, "number of DATA parts", len(infos), len(datas))
     columns: list[list[Any]] = [[] for _ in Messages._fields]
     for number, (info, data) in enumerate(zip(infos, datas, strict=True)):
-        if len(info.data) != _INFO.size:
-            raise Malformed(_WHAT, f"length of INFO {number}", _INFO.size, len(info.data))
-        type, subtype, size, *rest = _INFO.unpack(info.data)
+        if len(info.data) < _INFO.size:
+            wanted = f"at least {_INFO.size} bytes"
+            raise Malformed(_WHAT, f"length of INFO {number}", wanted, len(info.data))
+        type, subtype, size, *rest = _INFO.unpack_from(info.data)
         if not 0 <= size <= len(data.data):
             raise Malformed(_WHAT, f"len of INFO {number}", f"0 to {len(data.data)}", size)
         row = (type, subtype, *rest, data.data[:size])

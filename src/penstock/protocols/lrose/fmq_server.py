@@ -16,6 +16,7 @@ from penstock.core.errors import (
     AlreadyExists,
     InvalidOption,
     LockTimeout,
+    MessageTooLarge,
     NotFound,
     PenstockError,
     Unsupported,
@@ -362,9 +363,38 @@ class FmqSession:
             # Compressed payloads are stored as received; a wide queue handles them itself.
             if isinstance(queue, ServedWide):
                 stored = plain
-        last = self._append(queue, messages, stored)
-        self._note_write(queue)
-        return written_reply(last) if self._is_ours else _WRITTEN
+        if self._is_ours:
+            last = self._append(queue, messages, stored)
+            self._note_write(queue)
+            return written_reply(last)
+        self._append_all_that_fit(queue, messages, stored)
+        return _WRITTEN
+
+    def _append_all_that_fit(
+        self, queue: ServedQueue, messages: Messages, stored: list[bytes]
+    ) -> None:
+        """Append as LROSE's server: after a message that is too large, the others all the same.
+
+        Its clients do not learn which one it was, and drop all of them.
+        """
+        failure: MessageTooLarge | None = None
+        appended = 0
+        while messages.ids:
+            self._written = 0
+            try:
+                self._append(queue, messages, stored)
+            except MessageTooLarge as error:
+                failure = failure or error
+                following = self._written + 1
+                appended += self._written
+                messages, stored = messages.rows(following), stored[following:]
+            else:
+                appended += len(stored)
+                break
+        if appended:
+            self._note_write(queue)
+        if failure is not None:
+            raise failure
 
     def _append(self, queue: ServedQueue, messages: Messages, stored: list[bytes]) -> int:
         """Append; retry while another writer, or a reader that is behind, blocks it.

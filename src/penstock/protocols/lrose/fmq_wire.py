@@ -136,18 +136,20 @@ def encode_init(init: Init) -> DsMessage:
 
 
 def decode_init(message: DsMessage) -> Init:
-    """Decode the request that opens a queue.
+    """Decode the request that opens a queue. What follows the known fields of a part is ignored.
 
-    :raises Malformed: a part is missing, or has a wrong length.
+    :raises Malformed: a part is missing or too short.
     """
     part, url = message.part(PartType.INIT), message.part(CommonPart.URL)
     if part is None or url is None:
         raise Malformed(
             _WHAT, "parts of INIT", "INIT_PART and URL", [p.type for p in message.parts]
         )
-    if len(part.data) != _INIT.size:
-        raise Malformed(_WHAT, "length of INIT_PART", _INIT.size, len(part.data))
-    debug, compress, mode, position, slots, size, name = _INIT.unpack(part.data)
+    if len(part.data) < _INIT.size:
+        raise Malformed(
+            _WHAT, "length of INIT_PART", f"at least {_INIT.size} bytes", len(part.data)
+        )
+    debug, compress, mode, position, slots, size, name = _INIT.unpack_from(part.data)
     text = name.partition(b"\0")[0].decode(errors="surrogateescape")
     is_ours = message.flags == OURS
     return Init(url.text, mode, position, bool(compress), slots, size, text, debug, is_ours)

@@ -112,7 +112,8 @@ class LdataClient(Closable):
         :raises RequestRefused: the server reports an error.
         """
         if info.data_type == UNKNOWN:
-            info = replace(info, data_type=guess_data_type(self.address.path))
+            guess = guess_data_type(self.address.path)
+            info = LatestInfo.as_read(**{**info.to_fields(), "data_type": guess})
         self._ask(Mode.WRITE, replace(self._arguments, writeFmqOnly=fmq_only), info=info)
 
     def change(self, mode: Mode, **arguments: Any) -> None:

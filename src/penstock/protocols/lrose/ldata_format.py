@@ -48,7 +48,8 @@ _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 #: LROSE's file names have this many bytes at most.
 _LONGEST: Final = 1024
-#: Not allowed in texts: the formats are lines, and tags without escapes.
+#: Not allowed in texts that are written: the formats are lines, and tags without escapes. LROSE's
+#: programs write anything, and read it.
 _UNFIT: Final = re.compile(r"[\x00-\x1f\x7f]|</?[a-z_][a-z_0-9]*>")
 
 #: In the order in which LROSE looks for them. A comma is missing there, between nc and raw.
@@ -67,7 +68,7 @@ def guess_data_type(directory: str) -> str:
 class LatestInfo:
     """One entry: a new file, or a time for which data exist.
 
-    :raises InvalidOption: a field is not valid in the formats.
+    :raises InvalidOption: a field is not valid in the formats; see `as_read`.
     """
 
     #: Seconds since 1970 UTC: when it is valid; for a forecast, when it was made.
@@ -173,6 +174,18 @@ class LatestInfo:
         except InvalidOption as error:
             raise Malformed(_WHAT, error.option, error.reason, repr(error.value)[:60]) from None
 
+    @classmethod
+    def as_read(cls, **found: Any) -> Self:
+        """Return the entry for fields as LROSE would read them: with any texts.
+
+        :raises Malformed: a number is not valid.
+        """
+        texts = {name: found.pop(name) for name in _TEXTS if name in found}
+        info = cls.checked(**found)
+        for name, text in texts.items():
+            object.__setattr__(info, name, text)
+        return info
+
 
 _WHAT: Final = "latest_data_info"
 _KINDS: Final[dict[str, type]] = {
@@ -229,7 +242,7 @@ def decode_ascii(data: bytes) -> LatestInfo:
         latest = _calendar(lines[0])
     ext, first, second = (line.decode(errors="surrogateescape") for line in lines[1:4])
     is_forecast = _number(lines[4], "forecast flag") != 0
-    return LatestInfo.checked(
+    return LatestInfo.as_read(
         latest_time=latest,
         file_ext=ext,
         user_info1=first,
@@ -261,13 +274,15 @@ def _calendar(line: bytes) -> int:
 def _seconds_of(date: list[int]) -> int:
     """Return the seconds since 1970 of year, month, day, hour, minute and second.
 
-    :raises Malformed: the date does not exist.
+    What is out of range is carried over, as by LROSE: month 13, February 30, 24:00:00.
+
+    :raises Malformed: it is outside of the years 1 to 9999.
     """
     try:
         year, month, day, hour, minute, second = date
-        moment = dt.datetime(year, month, day, tzinfo=dt.UTC)
-        # C's conversions carry over what is out of range in a time of day: 24:00:00, 60 seconds.
-        moment += dt.timedelta(hours=hour, minutes=minute, seconds=second)
+        years, month = divmod(month - 1, 12)
+        moment = dt.datetime(year + years, month + 1, 1, tzinfo=dt.UTC)
+        moment += dt.timedelta(days=day - 1, hours=hour, minutes=minute, seconds=second)
     except (ValueError, OverflowError):
         raise Malformed("latest_data_info", "date", "a date and a time", date) from None
     return (moment - _EPOCH) // dt.timedelta(seconds=1)
@@ -357,7 +372,7 @@ def decode_xml(data: bytes) -> LatestInfo:
     latest = find_number(text, "max_time")
     found["max_time"] = found["latest_time"] if latest is None else latest
     found["prev_mod_time"] = find_number(text, "prev_mod_time") or 0
-    return LatestInfo.checked(**found)
+    return LatestInfo.as_read(**found)
 
 
 def _time(text: bytes) -> int:
@@ -451,7 +466,7 @@ def decode_body(body: bytes) -> LatestInfo:
             raise Malformed(_BODY, "size", f"{_STRUCT.size + _LEAD.size} bytes", len(body))
         (lead,) = _LEAD.unpack_from(body, _STRUCT.size)
     # LROSE reads it as signed, which ends in 2038; what is below 0 was never meant.
-    return LatestInfo.checked(
+    return LatestInfo.as_read(
         latest_time=latest,
         max_time=latest,
         file_ext=ext,

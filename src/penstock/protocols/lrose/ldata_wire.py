@@ -105,7 +105,7 @@ class Arguments:
 
 
 _KINDS: Final = {name: str(kind) for name, kind in Arguments.__annotations__.items()}
-_BOOLEANS: Final = {"true": True, "false": False}
+_BOOLEANS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 #: Name of each request in the XML, and its arguments.
 _SAID: Final[dict[Mode, tuple[str, tuple[str, ...]]]] = {

@@ -21,6 +21,8 @@ __all__ = ["PACKED_SUBTYPE", "PACKED_TYPE", "PackedMessage", "pack", "unpack"]
 PACKED_TYPE: Final = 888999
 PACKED_SUBTYPE: Final = 777888
 
+#: Only messages of servers have a category.
+_NO_CATEGORY: Final = 0
 #: Type and subtype of the message in a part; its bytes, never compressed, follow.
 _HEADER: Final = struct.Struct(">2i")
 
@@ -38,7 +40,9 @@ def pack(messages: Iterable[PackedMessage]) -> bytes:
 
     :raises InvalidOption: a type or a subtype does not fit in 32 bits.
     """
-    return DsMessage(PACKED_TYPE, parts=tuple(map(_part, messages))).to_bytes()
+    return DsMessage(
+        PACKED_TYPE, category=_NO_CATEGORY, parts=tuple(map(_part, messages))
+    ).to_bytes()
 
 
 def _part(message: PackedMessage) -> Part:

@@ -54,13 +54,13 @@ _LONGEST_LOCK_PAUSE = 0.001
 def shared_memory_key(path: str) -> int | None:
     """Return the System V key in a path, or None for a file queue.
 
-    The file name contains `shmem` and its last `_` part starts with a number
+    The file name contains `shmem` and its last `_` part that is not empty starts with a number
     (docs/specs/lrose.md 1.2).
 
     :raises InvalidURL: the number, or the next one, is no valid key.
     """
     name = Path(path).name
-    number = re.match(r"\s*[+-]?\d+", name.rpartition("_")[2], re.ASCII)
+    number = re.match(r"\s*[+-]?\d+", name.rstrip("_").rpartition("_")[2], re.ASCII)
     if "shmem" not in name or not number:
         return None
     key = int(number[0]) if len(number[0]) <= _LONGEST_KEY else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -195,6 +196,9 @@ def _unreadable(packing: Packing, packet: MQTTMessage, error: InvalidMessage) ->
         lines.append(f"correlation data: {plain.correlation_data.hex()}")
     raw = "\n".join(lines).encode(errors="replace") + b"\n\n" + payload
     attributes = readable_attributes(plain)
+    if attributes is not None:
+        with suppress(InvalidMessage):
+            attributes = packing.named_by(topic, attributes)
     message = None if attributes is None else UMessage.from_parts(attributes, payload)
     is_anothers = error.field == ANOTHERS
     if attributes is not None and not is_anothers:

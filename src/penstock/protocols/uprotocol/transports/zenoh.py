@@ -31,6 +31,7 @@ from penstock.protocols.uprotocol.zenoh_wire import (
     encode_attachment,
     key_of,
     key_of_filter,
+    named_by_key,
     priority_name,
 )
 
@@ -241,7 +242,7 @@ class ZenohLink:
         attachment = b"" if found is None else found.to_bytes()
         payload, at = sample.payload.to_bytes(), str(sample.key_expr)
         try:
-            attributes = decode_attachment(attachment)
+            attributes = named_by_key(decode_attachment(attachment), at)
             key, _ = self._route(attributes)
         except InvalidMessage as error:
             self.counts.add("undecodable")

@@ -25,7 +25,8 @@ def bus(tmp_path: Path) -> Iterator[ServiceBus]:
 
 
 def last(bus: ServiceBus, *topics: UUri, source: int = 0x20) -> list[Any]:
-    asked = proto.UUriBatch(uris=[topic.to_proto() for topic in topics])
+    batch = proto.UUriBatch(uris=[topic.to_proto() for topic in topics])
+    asked = proto.GetLastMessagesRequest(topics=batch)
     answer = bus.ask(bus.entity(source), METHOD, asked)
     return list(bus.result(answer, proto.GetLastMessagesResponse).responses)
 
@@ -43,6 +44,25 @@ def test_the_last_publish_of_each_topic_is_remembered_also_without_subscribers(
     message = UMessage.from_bytes(found[0].message.SerializeToString())
     assert message.attributes.source == TOPIC
     assert not found[2].HasField("message")
+
+
+@pytest.mark.parametrize("authority", ["here", "h", "here.example-of.a_long~name", "[2001::7]"])
+def test_both_forms_of_a_request_are_understood(tmp_path: Path, authority: str) -> None:
+    bus = ServiceBus(tmp_path / "state")
+    topic = TOPIC.with_authority(authority)
+    batch = proto.UUriBatch(uris=[topic.to_proto(), TOPIC.to_proto()]).SerializeToString()
+    # The .proto file of the specification has a message around the batch, its text has not.
+    for asked in (bytes([0x0A, len(batch)]) + batch, batch):
+        answer = bus.ask(bus.entity(0x20), METHOD, asked)
+        found = bus.result(answer, proto.GetLastMessagesResponse).responses
+        assert [UUri.from_proto(one.topic) for one in found] == [topic, TOPIC]
+    bus.close()
+
+
+def test_a_request_that_asks_for_nothing_gets_that(bus: ServiceBus) -> None:
+    assert last(bus) == []
+    answer = bus.ask(bus.entity(0x20), METHOD, b"\x0a\x02\x0a\x09")
+    assert answer.attributes.commstatus == UCode.INVALID_ARGUMENT
 
 
 def test_an_expired_message_is_not_given_out(bus: ServiceBus) -> None:

@@ -12,7 +12,7 @@ from penstock.dispatch.services.leg import Service, decoded
 from penstock.protocols.uprotocol import InvalidMessage, UCode, UMessage, UUri, is_expired, proto
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from penstock.core.clock import Clock
 
@@ -103,7 +103,7 @@ class UTwin(Service):
             return UCode.INTERNAL, f"the last message of {topic} does not decode", None
 
 
-def _topics(payload: bytes) -> Sequence[Any]:
+def _topics(payload: bytes) -> list[Any]:
     """Return the requested topics.
 
     In the .proto file of the specification a request is a message with the batch of topics, in its
@@ -112,9 +112,8 @@ def _topics(payload: bytes) -> Sequence[Any]:
     :raises UStatusError: INVALID_ARGUMENT, the payload is neither.
     """
     with suppress(*proto.UNDECODABLE):
-        uris: Sequence[Any] = proto.UUriBatch.FromString(payload).uris
+        uris = proto.UUriBatch.FromString(payload).uris
         # Of a message read as a batch, each topic has an authority only.
         if any(uri.ue_id or uri.ue_version_major or uri.resource_id for uri in uris):
-            return uris
-    uris = decoded(proto.GetLastMessagesRequest, payload).topics.uris
-    return uris
+            return list(uris)
+    return list(decoded(proto.GetLastMessagesRequest, payload).topics.uris)

@@ -20,6 +20,7 @@ from penstock.protocols.uprotocol import (
     UMessageType,
     UPayloadFormat,
     UPriority,
+    UStatus,
     UStatusError,
     UUri,
     error_response,
@@ -215,6 +216,34 @@ def test_every_code_of_an_answer_is_the_callers_error(
     assert (error.code, error.message) == (code, "why")
 
 
+@pytest.mark.parametrize(
+    ("format", "message"),
+    [
+        (UPayloadFormat.UNSPECIFIED, "why"),
+        (UPayloadFormat.PROTOBUF, "why"),
+        (UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, "why"),
+        (UPayloadFormat.TEXT, ""),
+    ],
+)
+def test_a_status_is_read_by_the_format_of_the_payload(
+    transport: InProcessTransport, client: RpcClient, format: UPayloadFormat, message: str
+) -> None:
+    payload = UStatus(UCode.NOT_FOUND, "why").to_bytes()
+    if format == UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY:
+        url = "type.googleapis.com/uprotocol.v1.UStatus"
+        payload = proto.Any_(type_url=url, value=payload).SerializeToString()
+    transport.register_listener(
+        UUri.ANY.with_resource(0),
+        lambda asked: transport.send(
+            response(asked, payload, payload_format=format, commstatus=UCode.NOT_FOUND)
+        ),
+        METHOD,
+    )
+    error = client.invoke_method(METHOD).exception(SOON)
+    assert isinstance(error, UStatusError)
+    assert (error.code, error.message) == (UCode.NOT_FOUND, message)
+
+
 def test_an_error_without_a_status_in_it_is_one_all_the_same(
     transport: InProcessTransport, client: RpcClient
 ) -> None:
@@ -398,6 +427,18 @@ def test_a_subscriber_asks_the_service_and_hears_the_topic(
     publisher.publish(0x8001, b"x")
     assert heard == [sent]
     service.server.close()
+
+
+def test_a_service_may_wrap_its_answer_in_an_any(
+    transport: InProcessTransport, client: RpcClient
+) -> None:
+    answer = proto.Any_()
+    answer.Pack(proto.SubscribeResponse(status=int(SubscriptionStatus.SUBSCRIBE_PENDING)))
+    payload = UPayload(answer.SerializeToString(), UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY)
+    with RpcServer(transport, LocalUriProvider("vehicle1", 0, 4)) as service:
+        service.register_request_handler(1, lambda _: payload)
+        status = Subscriber(transport, client).subscribe(SERVER.resource(0x8001), print)
+        assert status.result(SOON) == SubscriptionStatus.SUBSCRIBE_PENDING
 
 
 def test_a_subscription_that_is_refused_leaves_no_listener(

@@ -17,6 +17,7 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.interfaces import Closable
 from penstock.core.retry import RetryPolicy, retry
 from penstock.core.worker import Worker
+from penstock.protocols.uprotocol import proto
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.communication.pubsub import CallOptions, UPayload, payload_fields
 from penstock.protocols.uprotocol.errors import InvalidMessage
@@ -285,8 +286,8 @@ def _failure(message: UMessage) -> UStatusError:
     code = message.attributes.commstatus
     assert code is not None
     status = UStatus(code)
-    with suppress(InvalidMessage):
-        status = UStatus.from_bytes(message.payload or b"")
+    with suppress(InvalidMessage, *proto.UNDECODABLE):
+        status = UStatus.from_bytes(UPayload.of_message(message).protobuf or b"")
     return UStatusError(code, status.message)
 
 

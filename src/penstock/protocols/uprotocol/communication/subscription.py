@@ -107,8 +107,9 @@ class Subscriber:
 
 def _status(payload: UPayload) -> SubscriptionStatus:
     try:
-        return SubscriptionStatus(proto.SubscribeResponse.FromString(payload.data).status)
-    except proto.DecodeError:
+        answer = proto.SubscribeResponse.FromString(payload.protobuf or b"")
+        return SubscriptionStatus(answer.status)
+    except proto.UNDECODABLE:
         raise UStatusError(UCode.DATA_LOSS, "the service's answer does not decode") from None
 
 

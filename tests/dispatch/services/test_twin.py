@@ -10,7 +10,15 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.dispatch.services import UTwin
-from penstock.protocols.uprotocol import UCode, UMessage, UPayloadFormat, UUri, proto, publish
+from penstock.protocols.uprotocol import (
+    UUID7,
+    UCode,
+    UMessage,
+    UPayloadFormat,
+    UUri,
+    proto,
+    publish,
+)
 from support.service_bus import ServiceBus
 
 TOPIC = UUri("here", 0x10, 1, 0x8001)
@@ -70,6 +78,14 @@ def test_an_expired_message_is_not_given_out(bus: ServiceBus) -> None:
     assert last(bus, TOPIC)[0].status.code == UCode.OK
     bus.run(1.1)
     assert last(bus, TOPIC)[0].status.code == UCode.NOT_FOUND
+
+
+def test_what_was_expired_when_it_came_takes_the_place_of_nothing(bus: ServiceBus) -> None:
+    bus.publish(TOPIC, b"good")
+    late = publish(TOPIC, b"late", ttl=1, id=UUID7.new(bus.now_ms - 1000))
+    bus.dispatcher.ingest("local", [late.to_bytes()])
+    bus.run()
+    assert [one.message.payload for one in last(bus, TOPIC)] == [b"good"]
 
 
 def test_what_is_not_a_topic_is_an_invalid_argument(bus: ServiceBus) -> None:

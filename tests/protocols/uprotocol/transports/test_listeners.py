@@ -58,6 +58,7 @@ def balances(where: ListenerRegistry) -> bool:
         "invalid",
         "unheard",
         "overflowed",
+        "displaced",
         "cleared",
         "repeated",
     )

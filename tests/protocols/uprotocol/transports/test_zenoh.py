@@ -12,6 +12,7 @@ from penstock.core.errors import ConnectionLost, InvalidOption, StorageError
 from penstock.protocols.uprotocol import (
     UCode,
     UMessage,
+    UMessageType,
     UPriority,
     UStatusError,
     UUri,
@@ -117,6 +118,21 @@ def test_what_is_no_message_or_claims_another_source_is_counted_and_dropped() ->
         session.put(key, b"good", attachment=encode_attachment(good.attributes))
         until(lambda: heard)
         assert heard == [good]
+
+
+def test_publishes_do_not_wait_for_who_listens_to_messages_with_a_sink() -> None:
+    with two_links() as (one, two), ZenohTransport(one) as sender, ZenohTransport(two) as receiver:
+        heard: list[UMessage] = []
+        receiver.register_listener(UUri.ANY, heard.append, UUri.ANY)
+        # The key of any sink also matches the placeholder of publishes.
+        until(
+            lambda: (
+                send(sender, publish(TOPIC)) and send(sender, notification(TOPIC, ENTITY)) and heard
+            )
+        )
+        assert {it.attributes.type for it in heard} == {UMessageType.NOTIFICATION}
+        books = receiver.statistics()
+        assert (books["waiting"], books["unheard"]) == (0, 0)
 
 
 def test_a_local_address_is_one_of_the_authority_in_the_key() -> None:

@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
 
 _COUNTED = (
     *("arrived", "delivered", "received", "expired", "invalid", "unheard", "overflowed", "cleared"),
-    "repeated",
+    *("repeated", "displaced"),
     *("listener_calls", "listener_failures", "stalls"),
 )
 _EXPIRED = Outcome(0, False, UStatus(UCode.DEADLINE_EXCEEDED, "the message is expired"))
@@ -158,6 +158,8 @@ class ListenerRegistry:
         #: Unregistered patterns and their registrations: later messages for them are dropped.
         self._unwanted: dict[Pattern, _Registration] = {}
         self._pulled: set[Pattern] = set()
+        #: The tokens of dropped messages, to be acknowledged without the lock.
+        self._dropped: list[object] = []
         self._is_over = False
 
     # --- who listens ----------------------------------------------------------------------------
@@ -322,6 +324,7 @@ class ListenerRegistry:
                 else:
                     self._unheard.went_on()
                     over = self._unheard.drop_expired()
+                over, self._dropped = over + self._dropped, []
             self._acknowledge(over)
             called, status = self._call_all(found, message) if found else (0, None)
             if outcome is not None:
@@ -447,7 +450,12 @@ class ListenerRegistry:
         if self._unheard.renew(entry):
             self._counts.add("repeated")
             return _KEPT
-        if self._unheard.is_full and not _inside.depth:
+        most = None if self._acknowledging is None else self._acknowledging.most
+        if most is not None and len(self._unheard) >= most:
+            self._dropped.append(self._unheard.pop(0).token)
+            self._unheard.generation += 1
+            self._counts.add("displaced")
+        elif self._unheard.is_full and not _inside.depth:
             if waits:
                 return None
             self._acknowledge(self._unheard.drop_expired(at_once=True))

@@ -27,7 +27,7 @@ from penstock.protocols.uprotocol.transports.interface import (
     Pump,
     Unreadable,
 )
-from penstock.protocols.uprotocol.transports.listeners import Acknowledging
+from penstock.protocols.uprotocol.transports.listeners import Acknowledging, ListenerLimits
 from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
 from penstock.protocols.uprotocol.transports.mqtt_link import Arrival, MqttLink, identifier
 from penstock.protocols.uprotocol.uuri import UUri
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.mqtt_wire import Packet
     from penstock.protocols.uprotocol.transports.interface import Ingest
-    from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
+    from penstock.protocols.uprotocol.transports.listeners import Pattern
 
 __all__ = ["MqttBroker", "MqttLeg", "MqttTransport"]
 
@@ -230,11 +230,17 @@ class MqttTransport(BaseTransport):
         limits: ListenerLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        limits = limits or ListenerLimits()
+        # Between devices messages for other entities of this authority come, too. They may not use
+        # up the packets that the broker sends unacknowledged.
+        most = max(1, min(limits.waiting, broker.receive_maximum) // 2)
         super().__init__(
             authority,
             limits=limits,
             clock=clock,
-            acknowledging=Acknowledging(self._taken, self._is_void),
+            acknowledging=Acknowledging(
+                self._taken, self._is_void, most if topics == "d2d" else None
+            ),
         )
         self._packing = Packing(authority, topics, exact_ttl=exact_ttl)
         self._must_be_heard = must_be_heard

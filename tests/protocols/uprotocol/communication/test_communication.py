@@ -22,6 +22,7 @@ from penstock.protocols.uprotocol import (
     UStatusError,
     UUri,
     error_response,
+    notification,
     proto,
     request,
     response,
@@ -431,6 +432,22 @@ def test_a_service_may_wrap_its_answer_in_an_any(
         service.register_request_handler(1, lambda _: payload)
         status = Subscriber(transport, client).subscribe(SERVER.resource(0x8001), print)
         assert status.result(SOON) == SubscriptionStatus.SUBSCRIBE_PENDING
+
+
+def test_changes_that_a_subscriber_is_told_of_wait_for_nobody(
+    transport: InProcessTransport, client: RpcClient
+) -> None:
+    subscriber = Subscriber(transport, client)
+    Subscriber(transport, client)  # a second one changes nothing
+    changes = UUri("vehicle1", 0, 4, 0x8000)
+    transport.send(notification(changes, ME.source, b"change"))
+    assert transport.statistics()["waiting"] == 0
+    # Who wants to hear of them listens as to any other notification.
+    heard: list[UMessage] = []
+    Notifier(transport, ME).start_listening(changes, heard.append)
+    transport.send(notification(changes, ME.source, b"change"))
+    assert len(heard) == 1
+    del subscriber
 
 
 def test_a_subscription_that_is_refused_leaves_no_listener(

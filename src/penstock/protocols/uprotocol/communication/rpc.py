@@ -164,6 +164,11 @@ class RpcClient(Closable):
         self._responses = _Responses(self._on_response)
         transport.register_listener(UUri.ANY, self._responses, uris.source)
 
+    @property
+    def source(self) -> UUri:
+        """The calling entity, which responses go to."""
+        return self._uris.source
+
     def invoke_method(
         self,
         method: UUri,

@@ -123,3 +123,8 @@ def test_an_error_carries_its_status_between_processes() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert again.status == UStatus(UCode.NOT_FOUND, "nobody listens")
     assert str(UStatusError(UCode.ABORTED)) == "ABORTED"
+
+
+@pytest.mark.parametrize("number", [0, 8, 99, -1, -(1 << 31)])
+def test_a_priority_that_nobody_knows_counts_as_none(number: int) -> None:
+    assert UPriority(number).effective == UPriority.CS1

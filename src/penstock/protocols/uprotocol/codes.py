@@ -115,8 +115,8 @@ class UPriority(_Open):
 
     @property
     def effective(self) -> UPriority:
-        """The class in effect: CS1 if none is set."""
-        return self if self._value_ else UPriority.CS1
+        """The class in effect: CS1 if none is set, or an unknown one."""
+        return self if self._value_ and self.is_known else UPriority.CS1
 
     @classmethod
     def from_name(cls, name: str) -> UPriority:

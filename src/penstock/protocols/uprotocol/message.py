@@ -624,15 +624,23 @@ def response(
 
 
 def error_response(
-    request: UMessage, code: UCode, message: str = "", *, id: UUID7 | None = None
+    request: UMessage,
+    code: UCode,
+    message: str = "",
+    *,
+    details: tuple[bytes, ...] = (),
+    id: UUID7 | None = None,
 ) -> UMessage:
-    """Create the response to a request that cannot be delivered (docs/specs/uprotocol.md 10.2).
+    """Create the response to a request that failed, or cannot be delivered.
 
+    (docs/specs/uprotocol.md 10.2)
+
+    :param details: as in a `UStatus`.
     :raises InvalidMessage: it is not a request, or has no id, source or sink.
     """
     return response(
         request,
-        UStatus(code, message).to_bytes(),
+        UStatus(code, message, details).to_bytes(),
         payload_format=UPayloadFormat.PROTOBUF,
         commstatus=code,
         id=id,

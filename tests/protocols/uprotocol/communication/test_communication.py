@@ -214,6 +214,18 @@ def test_every_code_of_an_answer_is_the_callers_error(
     assert (error.code, error.message) == (code, "why")
 
 
+def test_the_details_of_an_error_reach_the_caller(server: RpcServer, client: RpcClient) -> None:
+    details = (proto.Any_(type_url="type.example/Reason", value=b"x").SerializeToString(),)
+
+    def fail(_: UMessage) -> bytes:
+        raise UStatusError(UCode.NOT_FOUND, "why", details=details)
+
+    server.register_request_handler(METHOD, fail)
+    error = client.invoke_method(METHOD).exception(SOON)
+    assert isinstance(error, UStatusError)
+    assert error.status == UStatus(UCode.NOT_FOUND, "why", details)
+
+
 @pytest.mark.parametrize(
     ("format", "message"),
     [

@@ -293,7 +293,7 @@ def _failure(message: UMessage) -> UStatusError:
     status = UStatus(code)
     with suppress(InvalidMessage, *proto.UNDECODABLE):
         status = UStatus.from_bytes(UPayload.of_message(message).protobuf or b"")
-    return UStatusError(code, status.message)
+    return UStatusError(code, status.message, details=status.details)
 
 
 class RpcServer(Closable):
@@ -390,7 +390,7 @@ class RpcServer(Closable):
         try:
             return response(message, **payload_fields(handler(message)))
         except UStatusError as error:
-            return error_response(message, error.code, error.message)
+            return error_response(message, error.code, error.message, details=error.details)
         except Exception as error:
             log.exception("the handler of %s failed", message.attributes.sink)
             return error_response(message, UCode.INTERNAL, f"{type(error).__name__}: {error}")

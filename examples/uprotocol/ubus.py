@@ -61,7 +61,7 @@ def main() -> None:
         client = clients[0][0]
         answer = client.invoke_method(UUri("vehicle1", 0x10, 1, 1), b"point")
         print(f"the sensor answered {answer.result(10).data.decode()}")
-        asked = proto.UUriBatch(uris=[SPEED.to_proto()])
+        asked = proto.GetLastMessagesRequest(topics=proto.UUriBatch(uris=[SPEED.to_proto()]))
         last = client.invoke_method(UTWIN, UPayload.of_proto(asked)).result(10)
         found = proto.GetLastMessagesResponse.FromString(last.data).responses[0]
         print(f"the last speed was {found.message.payload.decode()}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
@@ -30,8 +31,9 @@ def _put(raw: PlainClient, topic: str, pairs: Sequence[tuple[str, str]]) -> None
     raw.client.publish(topic, b"x", qos=1, properties=properties)
 
 
+@pytest.mark.parametrize("caller", [CALLER, CALLER.with_authority("")], ids=["whole", "local"])
 def test_wrong_headers_at_a_broker_are_letters_and_answers_or_in_quarantine(
-    tmp_path: Path,
+    tmp_path: Path, caller: UUri
 ) -> None:
     with mosquitto(tmp_path) as broker:
         leg = MqttLeg("far", "hub", MqttBroker.parse(broker.url, client_id="hub"))
@@ -45,7 +47,7 @@ def test_wrong_headers_at_a_broker_are_letters_and_answers_or_in_quarantine(
                 ("uP", "1"),
                 ("1", str(UUID7.new())),
                 ("2", "up-req.v1"),
-                ("3", str(CALLER)),
+                ("3", str(caller)),
                 ("4", str(METHOD)),
                 ("5", "CS9"),
                 ("6", "5000"),

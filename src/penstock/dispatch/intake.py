@@ -303,13 +303,13 @@ class Intake:
 
     def _copy(self, batch: Batch, plan: Plan, group: Group, now_ms: int) -> None:
         """Create the copies of a group's messages, except expired ones."""
-        if plan.type == _PUBLISH:
-            last = group.places[-1], group.raws[-1]
-            batch.published[plan.topic] = max(last, batch.published.get(plan.topic, last))
         group, times = self._alive(batch, plan, group, now_ms)
         count = len(times)
         if not count:
             return
+        if plan.type == _PUBLISH:
+            last = group.places[-1], group.raws[-1]
+            batch.published[plan.topic] = max(last, batch.published.get(plan.topic, last))
         for copy in plan.copies:
             self._add_copy(batch, plan, group, copy, times)
         for refusal in plan.refused_copies:

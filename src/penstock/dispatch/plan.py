@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue
 from penstock.dispatch.access import Access, Tokens
-from penstock.dispatch.outbox import CLASSES, key_of
+from penstock.dispatch.outbox import key_of
 from penstock.dispatch.outlets import NoRoom
 from penstock.dispatch.routes import topic_of
 from penstock.protocols.uprotocol import (
@@ -189,7 +189,7 @@ class Plan:
 
 def class_of(attributes: UAttributes) -> int:
     """Return the priority class of a message in an outbox."""
-    return min(max(attributes.effective_priority - 1, 0), CLASSES - 1)
+    return attributes.effective_priority - 1
 
 
 def order_of(attributes: UAttributes) -> int:

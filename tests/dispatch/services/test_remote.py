@@ -369,6 +369,7 @@ def test_both_sides_agree_when_the_disk_was_full_while_a_subscription_ended(
     here, there = two
     alice = here.entity(0x20)
     here.subscribe(alice, TOPIC)
+    here.ask(alice, here.subscription_method(4))  # else nobody tells who unsubscribed
     run_all([here, there])
     fail_once(here.table, number, monkeypatch)
     here.changes(alice)

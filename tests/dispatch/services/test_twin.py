@@ -10,7 +10,15 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.dispatch.services import UTwin
-from penstock.protocols.uprotocol import UCode, UMessage, UPayloadFormat, UUri, proto, publish
+from penstock.protocols.uprotocol import (
+    UUID7,
+    UCode,
+    UMessage,
+    UPayloadFormat,
+    UUri,
+    proto,
+    publish,
+)
 from support.service_bus import ServiceBus
 
 TOPIC = UUri("here", 0x10, 1, 0x8001)
@@ -25,7 +33,8 @@ def bus(tmp_path: Path) -> Iterator[ServiceBus]:
 
 
 def last(bus: ServiceBus, *topics: UUri, source: int = 0x20) -> list[Any]:
-    asked = proto.UUriBatch(uris=[topic.to_proto() for topic in topics])
+    batch = proto.UUriBatch(uris=[topic.to_proto() for topic in topics])
+    asked = proto.GetLastMessagesRequest(topics=batch)
     answer = bus.ask(bus.entity(source), METHOD, asked)
     return list(bus.result(answer, proto.GetLastMessagesResponse).responses)
 
@@ -45,11 +54,38 @@ def test_the_last_publish_of_each_topic_is_remembered_also_without_subscribers(
     assert not found[2].HasField("message")
 
 
+@pytest.mark.parametrize("authority", ["here", "h", "here.example-of.a_long~name", "[2001::7]"])
+def test_both_forms_of_a_request_are_understood(tmp_path: Path, authority: str) -> None:
+    bus = ServiceBus(tmp_path / "state")
+    topic = TOPIC.with_authority(authority)
+    batch = proto.UUriBatch(uris=[topic.to_proto(), TOPIC.to_proto()]).SerializeToString()
+    # The .proto file of the specification has a message around the batch, its text has not.
+    for asked in (bytes([0x0A, len(batch)]) + batch, batch):
+        answer = bus.ask(bus.entity(0x20), METHOD, asked)
+        found = bus.result(answer, proto.GetLastMessagesResponse).responses
+        assert [UUri.from_proto(one.topic) for one in found] == [topic, TOPIC]
+    bus.close()
+
+
+def test_a_request_that_asks_for_nothing_gets_that(bus: ServiceBus) -> None:
+    assert last(bus) == []
+    answer = bus.ask(bus.entity(0x20), METHOD, b"\x0a\x02\x0a\x09")
+    assert answer.attributes.commstatus == UCode.INVALID_ARGUMENT
+
+
 def test_an_expired_message_is_not_given_out(bus: ServiceBus) -> None:
     bus.publish(TOPIC, b"short", ttl=1000)
     assert last(bus, TOPIC)[0].status.code == UCode.OK
     bus.run(1.1)
     assert last(bus, TOPIC)[0].status.code == UCode.NOT_FOUND
+
+
+def test_what_was_expired_when_it_came_takes_the_place_of_nothing(bus: ServiceBus) -> None:
+    bus.publish(TOPIC, b"good")
+    late = publish(TOPIC, b"late", ttl=1, id=UUID7.new(bus.now_ms - 1000))
+    bus.dispatcher.ingest("local", [late.to_bytes()])
+    bus.run()
+    assert [one.message.payload for one in last(bus, TOPIC)] == [b"good"]
 
 
 def test_what_is_not_a_topic_is_an_invalid_argument(bus: ServiceBus) -> None:

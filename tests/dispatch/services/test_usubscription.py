@@ -159,6 +159,29 @@ def test_nothing_is_told_when_nothing_changes(bus: ServiceBus) -> None:
     assert [told.sample_period for _, told in bus.changes(alice)] == [10]
 
 
+def test_who_unsubscribes_is_told_no_more_but_the_others_are(bus: ServiceBus) -> None:
+    alice, bob, carol = bus.entity(0x20), bus.entity(0x30), bus.entity(0x40)
+    bus.ask(bob, bus.subscription_method(4))
+    bus.subscribe(carol, UUri("here", 0, 4, 0x8000))
+    bus.subscribe(alice, TOPIC)
+    for who in (alice, bob, carol):
+        bus.changes(who)
+    bus.unsubscribe(alice, TOPIC)
+    assert bus.changes(alice) == []
+    for who in (bob, carol):
+        [(_, told)] = bus.changes(who)
+        assert (UUri.from_proto(told.subscriber), told.status) == (alice, UNSUBSCRIBED)
+
+
+def test_who_registered_is_told_of_the_own_unsubscription_too(bus: ServiceBus) -> None:
+    alice = bus.entity(0x20)
+    bus.ask(alice, bus.subscription_method(4))
+    bus.subscribe(alice, TOPIC)
+    bus.changes(alice)
+    bus.unsubscribe(alice, TOPIC)
+    assert [told.status for _, told in bus.changes(alice)] == [UNSUBSCRIBED]
+
+
 def test_who_unregisters_is_told_no_more(bus: ServiceBus) -> None:
     alice, bob = bus.entity(0x20), bus.entity(0x30)
     bus.ask(bob, bus.subscription_method(4))
@@ -236,6 +259,9 @@ def test_subscriptions_are_fetched_by_topic_and_by_subscriber(bus: ServiceBus) -
     assert pairs(subscriber_filter=bob) == {(TOPIC, bob), (other, bob)}
     assert pairs(topic_filter=UUri.ANY, subscriber_filter=alice) == {(TOPIC, alice)}
     assert pairs(topic_filter=UUri("there", 1, 1, 0x8001)) == set()
+    # A local address is one of this authority.
+    assert pairs(subscriber_filter=alice.with_authority("")) == {(TOPIC, alice)}
+    assert pairs(topic_filter=UUri("", 0x10, 0xFF, 0xFFFF)) == pairs()
 
 
 def test_more_subscriptions_than_fit_into_a_response_need_a_filter(tmp_path: Path) -> None:

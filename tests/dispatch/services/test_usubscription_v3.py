@@ -132,7 +132,7 @@ def test_an_expiration_that_is_past_subscribes_nobody(bus: ServiceBus) -> None:
         (1, v3("SubscriptionRequest", topic=TOPIC.with_resource(1).to_proto())),
         (1, b"\xff"),
         (2, v3("UnsubscribeRequest")),
-        (3, v3("FetchSubscriptionsRequest")),
+        (3, v3("FetchSubscriptionsRequest", subscriber=v3("SubscriberInfo"))),
         (6, v3("NotificationsRequest")),
         (8, v3("FetchSubscribersRequest")),
     ],
@@ -142,6 +142,69 @@ def test_what_is_missing_or_wrong_is_an_invalid_argument(
 ) -> None:
     said = ask(bus, bus.entity(0x20), number, payload)
     assert said.attributes.commstatus == UCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        UUri("*", 0x10, 1, 0x8001),
+        UUri("here", 0xFFFF, 1, 0x8001),
+        UUri("here", 0xFFFFFFFF, 1, 0x8001),
+        UUri("here", 0x10, 0xFF, 0x8001),
+        UUri("here", 0x10, 1, 0xFFFF),
+    ],
+)
+def test_a_wildcard_is_an_invalid_argument(bus: ServiceBus, topic: UUri) -> None:
+    uri = topic.to_proto()
+    for number, payload in (
+        (1, v3("SubscriptionRequest", topic=uri)),
+        (2, v3("UnsubscribeRequest", topic=uri)),
+        (3, v3("FetchSubscriptionsRequest", topic=uri)),
+        (3, v3("FetchSubscriptionsRequest", subscriber=v3("SubscriberInfo", uri=uri))),
+        (6, v3("NotificationsRequest", topic=uri)),
+        (7, v3("NotificationsRequest", topic=uri)),
+        (8, v3("FetchSubscribersRequest", topic=uri)),
+    ):
+        if number == 3 and payload.HasField("subscriber") and topic.has_wildcard_version:
+            continue  # the version is said of topics only
+        said = ask(bus, bus.entity(0x20), number, payload)
+        assert said.attributes.commstatus == UCode.INVALID_ARGUMENT, number
+    assert bus.table.count == 0
+    assert bus.table.watchers == []
+
+
+def test_a_local_topic_is_one_of_this_authority(bus: ServiceBus) -> None:
+    alice, watcher = bus.entity(0x20), bus.entity(0x40)
+    local = TOPIC.with_authority("")
+    asked = v3("NotificationsRequest", topic=local.to_proto())
+    answer(bus, watcher, 6, asked, "NotificationsResponse")
+    said = subscribe(bus, alice, local)
+    assert (said.status.state, UUri.from_proto(said.topic)) == (SUBSCRIBED_3, local)
+    bus.publish(TOPIC, b"hello")
+    assert b"hello" in bus.payloads(alice)
+    assert len(told(bus, watcher, CHANGES_3)) == 1
+    for number, name in ((3, "FetchSubscriptions"), (8, "FetchSubscribers")):
+        found = answer(
+            bus, alice, number, v3(f"{name}Request", topic=local.to_proto()), f"{name}Response"
+        )
+        assert found.ByteSize()
+    whose = v3("SubscriberInfo", uri=alice.with_authority("").to_proto())
+    asked = v3("FetchSubscriptionsRequest", subscriber=whose)
+    assert len(answer(bus, alice, 3, asked, "FetchSubscriptionsResponse").subscriptions) == 1
+    asked = v3("UnsubscribeRequest", topic=local.to_proto())
+    answer(bus, alice, 2, asked, "UnsubscribeResponse")
+    assert bus.table.count == 0
+    # In this version the subscriber hears of that, too.
+    assert len(told(bus, alice, CHANGES_3)) == 2
+
+
+def test_a_streamer_that_looks_for_nothing_in_particular_gets_all(bus: ServiceBus) -> None:
+    alice, bob = bus.entity(0x20), bus.entity(0x30)
+    subscribe(bus, alice)
+    subscribe(bus, bob, TOPIC.with_resource(0x8002))
+    asked = v3("FetchSubscriptionsRequest")
+    found = answer(bus, alice, 3, asked, "FetchSubscriptionsResponse").subscriptions
+    assert {UUri.from_proto(one.subscriber.uri) for one in found} == {alice, bob}
 
 
 def test_methods_that_version_3_does_not_have_are_not_implemented(bus: ServiceBus) -> None:

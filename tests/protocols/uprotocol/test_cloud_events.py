@@ -60,8 +60,8 @@ def test_messages_of_the_vectors_are_the_events_of_the_vectors(case: Any) -> Non
         # what is not what it says goes as it is
         (UPayloadFormat.TEXT, b"\xff", "binary_data"),
         (UPayloadFormat.JSON, b"\xff", "binary_data"),
-        (UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, b"\xff", "binary_data"),
-        (UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, b"\x12\x01a\x0a\x01b", "binary_data"),
+        (UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, b"\xff", "proto_data"),
+        (UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, b"\x12\x01a\x0a\x01b", "proto_data"),
     ],
 )
 def test_a_payload_is_in_the_member_of_its_format(
@@ -71,6 +71,18 @@ def test_a_payload_is_in_the_member_of_its_format(
     data = to_protobuf(message)
     assert proto.CloudEvent.FromString(data).WhichOneof("data") == member
     assert from_protobuf(data) == message
+
+
+def test_an_any_is_the_value_of_the_any_that_an_event_has() -> None:
+    form = UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY
+    message = make.publish(TOPIC, STRING_IN_ANY, payload_format=form)
+    event = proto.CloudEvent.FromString(to_protobuf(message))
+    assert event.proto_data.type_url == "type.googleapis.com/google.protobuf.Any"
+    assert event.proto_data.value == STRING_IN_ANY
+    event.proto_data.type_url = ""  # as up-rust writes it
+    assert from_protobuf(event.SerializeToString()) == message
+    event.proto_data.ParseFromString(STRING_IN_ANY)  # as others may read the same table
+    assert from_protobuf(event.SerializeToString()) == message
 
 
 @pytest.mark.parametrize("format", list(UPayloadFormat)[:-1])

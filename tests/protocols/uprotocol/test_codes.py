@@ -116,6 +116,18 @@ def test_a_status_comes_back() -> None:
         UStatus.from_bytes(b"\x08")
 
 
+def test_the_details_of_a_status_come_back() -> None:
+    more = proto.Any_(
+        type_url="type.googleapis.com/google.protobuf.StringValue", value=b"\x0a\x01x"
+    )
+    sent = proto.UStatus(code=3, message="why", details=[more, proto.Any_()]).SerializeToString()
+    status = UStatus.from_bytes(sent)
+    assert status.details == (more.SerializeToString(), b"")
+    assert status.to_bytes() == sent
+    assert UStatusError(status.code, status.message, details=status.details).status == status
+    hash(status)
+
+
 def test_an_error_carries_its_status_between_processes() -> None:
     error = UStatusError(UCode.NOT_FOUND, "nobody listens")
     assert isinstance(error, PenstockError)
@@ -123,3 +135,8 @@ def test_an_error_carries_its_status_between_processes() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert again.status == UStatus(UCode.NOT_FOUND, "nobody listens")
     assert str(UStatusError(UCode.ABORTED)) == "ABORTED"
+
+
+@pytest.mark.parametrize("number", [0, 8, 99, -1, -(1 << 31)])
+def test_a_priority_that_nobody_knows_counts_as_none(number: int) -> None:
+    assert UPriority(number).effective == UPriority.CS1

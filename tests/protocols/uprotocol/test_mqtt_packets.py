@@ -10,7 +10,15 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from penstock.protocols.uprotocol import UUID7, InvalidMessage, UMessage, UUri, publish
+from penstock.protocols.uprotocol import (
+    UUID7,
+    InvalidMessage,
+    UMessage,
+    UUri,
+    notification,
+    publish,
+    request,
+)
 from penstock.protocols.uprotocol.mqtt_wire import Packing
 from protocols.uprotocol.strategies import messages
 
@@ -72,6 +80,55 @@ def test_a_known_kind_excuses_no_bad_id(ids: list[str]) -> None:
     pairs.UserProperty = [*others, *(("1", id) for id in ids)]
     with pytest.raises(InvalidMessage, match="property 1"):
         packing.unpack(message)
+
+
+#: Of another authority: it leaves out its own, as it may, and only the topic names it.
+LOCAL = [
+    (publish(UUri("", 0x3BA, 3, 0x9876)), "device1/3BA/0/3/9876"),
+    (
+        request(UUri("", 0x403BA, 3, 0), UUri("local", 0xAB, 1, 2)),
+        "device1/3BA/4/3/0/local/AB/0/1/2",
+    ),
+    (
+        notification(UUri("", 0x3BA, 3, 0x9876), UUri("", 0xAB, 1, 0)),
+        "device1/3BA/0/3/9876/device1/AB/0/1/0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sent", "topic"), LOCAL)
+def test_a_local_address_is_one_of_the_authority_in_the_topic(sent: UMessage, topic: str) -> None:
+    for _ in range(2):  # also when it was seen before
+        packet = Packing("device1").pack(sent)
+        assert packet.topic == topic
+        found = PACKING.unpack(received(topic, packet.properties.pack(), b""))
+        source, sink = sent.attributes.source, sent.attributes.sink
+        assert source is not None
+        named = sent.attributes.replace(
+            source=source.resolved("device1"), sink=sink and sink.resolved("device1")
+        )
+        assert found.attributes == named
+        elsewhere = topic.replace("device1", "device2")
+        found = PACKING.unpack(received(elsewhere, packet.properties.pack(), b""))
+        assert found.attributes.source == source.resolved("device2")
+
+
+def test_between_devices_the_topic_names_the_authorities_of_local_addresses_too() -> None:
+    sent = request(UUri("", 0x403BA, 3, 0), UUri("cloud", 0xAB, 1, 2))
+    packet = Packing("device1", "d2d").pack(sent)
+    found = Packing("cloud", "d2d").unpack(received(packet.topic, packet.properties.pack(), b""))
+    assert found.attributes.source == UUri("device1", 0x403BA, 3, 0)
+    assert found.attributes.sink == UUri("cloud", 0xAB, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["device1/3BA/0/3/9877", "device1", "", "/3BA/0/3/9876", "+/3BA/0/3/9876", "A B/3BA/0/3/9876"],
+)
+def test_a_local_address_at_the_topic_of_another_is_refused(topic: str) -> None:
+    packet = PACKING.pack(publish(UUri("", 0x3BA, 3, 0x9876)))
+    with pytest.raises(InvalidMessage):
+        PACKING.unpack(received(topic, packet.properties.pack(), b""))
 
 
 def _texts(message: UMessage) -> list[str]:

@@ -37,6 +37,7 @@ def test_messages_have_the_names_that_others_know() -> None:
         proto.UMessage: "uprotocol.v1.UMessage",
         proto.Subscription: "uprotocol.core.usubscription.v4.Subscription",
         proto.FindServicesResponse: "uprotocol.core.udiscovery.v3.FindServicesResponse",
+        proto.GetLastMessagesRequest: "uprotocol.core.utwin.v2.GetLastMessagesRequest",
         proto.GetLastMessagesResponse: "uprotocol.core.utwin.v2.GetLastMessagesResponse",
         proto.CloudEvent: "io.cloudevents.v1.CloudEvent",
         proto.DeadLetter: "penstock.dispatch.v1.DeadLetter",
@@ -70,6 +71,8 @@ def test_messages_have_the_names_that_others_know() -> None:
         (proto.UnsubscribeRequest, "topic 1"),
         (proto.FetchSubscriptionsRequest, "topic_filter 1 subscriber_filter 2"),
         (proto.FetchSubscriptionsResponse, "subscriptions 1"),
+        (proto.GetLastMessagesRequest, "topics 1"),
+        (proto.GetLastMessagesResponse, "responses 2"),
     ],
 )
 def test_fields_have_the_numbers_of_the_specification(message: type, expected: str) -> None:

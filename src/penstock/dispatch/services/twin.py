@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.dispatch.access import Access
@@ -68,10 +69,9 @@ class UTwin(Service):
         return len(self._last)
 
     def _get_last_messages(self, source: UUri, payload: bytes) -> bytes:
-        asked = decoded(proto.UUriBatch, payload)
         found = proto.GetLastMessagesResponse()
         size = 0
-        for uri in asked.uris:
+        for uri in _topics(payload):
             one = found.responses.add()
             one.topic.CopyFrom(uri)
             code, text, message = self._find(source, UUri.from_proto_unchecked(uri))
@@ -101,3 +101,19 @@ class UTwin(Service):
             return UCode.OK, "", proto.UMessage.FromString(raw)
         except (InvalidMessage, *proto.UNDECODABLE):
             return UCode.INTERNAL, f"the last message of {topic} does not decode", None
+
+
+def _topics(payload: bytes) -> list[Any]:
+    """Return the requested topics.
+
+    In the .proto file of the specification a request is a message with the batch of topics, in its
+    text it is the batch itself.
+
+    :raises UStatusError: INVALID_ARGUMENT, the payload is neither.
+    """
+    with suppress(*proto.UNDECODABLE):
+        uris = proto.UUriBatch.FromString(payload).uris
+        # Of a message read as a batch, each topic has an authority only.
+        if any(uri.ue_id or uri.ue_version_major or uri.resource_id for uri in uris):
+            return list(uris)
+    return list(decoded(proto.GetLastMessagesRequest, payload).topics.uris)

@@ -188,24 +188,25 @@ class USubscription(Service):
         return wanted.status
 
     def _unsubscribe(self, source: UUri, payload: bytes) -> bytes:
-        self.revoke(source, _topic(decoded(proto.UnsubscribeRequest, payload)))
+        self.revoke(source, _topic(decoded(proto.UnsubscribeRequest, payload)), self.version)
         return _bytes(proto.UnsubscribeResponse())
 
-    def revoke(self, source: UUri, topic: UUri) -> None:
+    def revoke(self, source: UUri, topic: UUri, version: int) -> None:
         """Unsubscribe an entity. Idempotent.
 
+        :param version: of the request; in version 4 the entity is told no more from now on.
         :raises UStatusError: the topic is invalid.
         """
         _check_topic(topic)
         known = self.table.get(topic, source)
         if known is not None:
-            self._end([known])
+            self._end([known], tell_subscriber=version == VERSION_3)
 
     def _fetch(self, source: UUri, payload: bytes) -> bytes:
         del source
         asked = decoded(proto.FetchSubscriptionsRequest, payload)
-        topics = _filter(asked, "topic_filter")
-        subscribers = _filter(asked, "subscriber_filter")
+        topics = self._filter(asked, "topic_filter")
+        subscribers = self._filter(asked, "subscriber_filter")
         found = proto.FetchSubscriptionsResponse(
             subscriptions=[
                 one.to_proto()
@@ -215,6 +216,18 @@ class USubscription(Service):
             ]
         )
         return self.check_size(found, len(found.subscriptions))
+
+    def _filter(self, asked: Any, name: str) -> UUri | None:
+        """Return a filter of a request, with its authority, or None if it has none.
+
+        :raises UStatusError: INVALID_ARGUMENT, it is not a pattern of addresses.
+        """
+        if not asked.HasField(name):
+            return None
+        try:
+            return UUri.from_proto(getattr(asked, name)).resolved(self.address.authority_name)
+        except InvalidUUri as error:
+            raise UStatusError(UCode.INVALID_ARGUMENT, f"{name}: {error}") from error
 
     def check_size(self, response: Any, count: int) -> bytes:
         """Encode a response.
@@ -295,14 +308,17 @@ class USubscription(Service):
         self.table.change(put=put, remove=remove, notes=_notes(wishes))
         self._remote.adopt(wishes)
 
-    def _end(self, subscriptions: Sequence[Subscription]) -> None:
+    def _end(self, subscriptions: Sequence[Subscription], *, tell_subscriber: bool = True) -> None:
         ended = set(subscriptions)
         wishes: dict[UUri, Wish | None] = {}
         for topic in {one.topic for one in ended}:
             left = [one for one in self.table.of_topic(topic) if one not in ended]
             wishes.update(self._following(topic, left))
         self._save(remove=subscriptions, wishes=wishes)
-        self._tell([replace(one, status=_UNSUBSCRIBED) for one in subscriptions])
+        self._tell(
+            [replace(one, status=_UNSUBSCRIBED) for one in subscriptions],
+            tell_subscriber=tell_subscriber,
+        )
 
     def _expire(self) -> None:
         expiry_ms, now_ms = self.table.next_expiry_ms(), self.now_ms
@@ -373,7 +389,13 @@ class USubscription(Service):
         self._save(put=changed, wishes=wishes)
         self._tell(changed)
 
-    def _tell(self, changes: Iterable[Subscription], also: Sequence[Watcher] | None = None) -> None:
+    def _tell(
+        self,
+        changes: Iterable[Subscription],
+        also: Sequence[Watcher] | None = None,
+        *,
+        tell_subscriber: bool = True,
+    ) -> None:
         """Notify the subscriber and the watchers of changes, and publish them.
 
         Each is notified in the version of its request.
@@ -392,7 +414,7 @@ class USubscription(Service):
                 self.version: _bytes(change.to_proto()),
                 VERSION_3: self._version_3.told(change),
             }
-            told = [(change.subscriber, change.version)]
+            told = [(change.subscriber, change.version)] if tell_subscriber else []
             told += [
                 (who, self.version if topic is None else VERSION_3)
                 for who, topic in watchers
@@ -443,15 +465,6 @@ def _check_topic(topic: UUri) -> None:
         problem = "its service is a wildcard"
     if problem:
         raise UStatusError(UCode.INVALID_ARGUMENT, f"{topic} cannot be subscribed to: {problem}")
-
-
-def _filter(asked: Any, name: str) -> UUri | None:
-    if not asked.HasField(name):
-        return None
-    try:
-        return UUri.from_proto(getattr(asked, name))
-    except InvalidUUri as error:
-        raise UStatusError(UCode.INVALID_ARGUMENT, f"{name}: {error}") from error
 
 
 def _bytes(message: Any) -> bytes:

@@ -51,7 +51,7 @@ class Keeper(Protocol):
         version: int,
     ) -> SubscriptionStatus: ...
 
-    def revoke(self, source: UUri, topic: UUri) -> None: ...
+    def revoke(self, source: UUri, topic: UUri, version: int) -> None: ...
 
     def reset(self, source: UUri) -> None: ...
 
@@ -65,6 +65,7 @@ class Version3:
 
     def __init__(self, keeper: Keeper, authority: str) -> None:
         self._keeper = keeper
+        self._authority = authority
         self.address = UUri(authority, 0, VERSION_3, 0)
         self.methods: Mapping[int, Method] = {
             1: self._subscribe,
@@ -78,18 +79,18 @@ class Version3:
 
     def _subscribe(self, source: UUri, payload: bytes) -> bytes:
         asked = decoded(_message("SubscriptionRequest"), payload)
-        topic = _uri(asked, "topic")
+        topic = self._address(asked, "topic")
         wanted = asked.attributes
         expires_ms = expiration_ms(wanted.expire) if wanted.HasField("expire") else None
         status = self._keeper.grant(
             source, topic, expires_ms, wanted.sample_period_ms or None, VERSION_3
         )
-        response = _message("SubscriptionResponse")(status=_status(status), topic=topic.to_proto())
+        response = _message("SubscriptionResponse")(status=_status(status), topic=asked.topic)
         return _bytes(response)
 
     def _unsubscribe(self, source: UUri, payload: bytes) -> bytes:
         asked = decoded(_message("UnsubscribeRequest"), payload)
-        self._keeper.revoke(source, _uri(asked, "topic"))
+        self._keeper.revoke(source, self._address(asked, "topic"), VERSION_3)
         return _bytes(_message("UnsubscribeResponse")())
 
     def _fetch(self, source: UUri, payload: bytes) -> bytes:
@@ -97,36 +98,34 @@ class Version3:
         asked = decoded(_message("FetchSubscriptionsRequest"), payload)
         match asked.WhichOneof("request"):
             case "topic":
-                topic = _uri(asked, "topic")
+                topic = self._address(asked, "topic")
                 those = [one for one in self._keeper.table if topic.matches(one.topic)]
             case "subscriber":
-                who = _uri(asked.subscriber, "uri").with_resource(0)
+                who = self._address(asked.subscriber, "uri").with_resource(0)
                 those = [one for one in self._keeper.table if who.matches(one.subscriber)]
-            case _:
-                raise UStatusError(
-                    UCode.INVALID_ARGUMENT, "there is neither a topic nor a subscriber to look for"
-                )
+            case _:  # up-streamer-rust asks so for all
+                those = list(self._keeper.table)
         found = [_Subscription(**_fields(one)) for one in those]
         response = _message("FetchSubscriptionsResponse")(subscriptions=found)
         return self._keeper.check_size(response, len(found))
 
     def _fetch_subscribers(self, source: UUri, payload: bytes) -> bytes:
         del source
-        topic = _uri(decoded(_message("FetchSubscribersRequest"), payload), "topic")
+        topic = self._address(decoded(_message("FetchSubscribersRequest"), payload), "topic")
         those = [one for one in self._keeper.table if topic.matches(one.topic)]
         found = [_info(one.subscriber) for one in those]
         response = _message("FetchSubscribersResponse")(subscribers=found)
         return self._keeper.check_size(response, len(found))
 
     def _register(self, source: UUri, payload: bytes) -> bytes:
-        topic = _uri(decoded(_message("NotificationsRequest"), payload), "topic")
+        topic = self._address(decoded(_message("NotificationsRequest"), payload), "topic")
         if not self._keeper.table.watches(source, topic):
             self._keeper.check_watchers()
             self._keeper.table.watch(source, topic)
         return _bytes(_message("NotificationsResponse")())
 
     def _unregister(self, source: UUri, payload: bytes) -> bytes:
-        topic = _uri(decoded(_message("NotificationsRequest"), payload), "topic")
+        topic = self._address(decoded(_message("NotificationsRequest"), payload), "topic")
         self._keeper.table.unwatch(source, topic)
         return _bytes(_message("NotificationsResponse")())
 
@@ -134,6 +133,22 @@ class Version3:
         decoded(_message("ResetRequest"), payload)
         self._keeper.reset(source)
         return _bytes(_message("ResetResponse")())
+
+    def _address(self, asked: Any, name: str) -> UUri:
+        """Return an address of a request, with its authority.
+
+        :raises UStatusError: INVALID_ARGUMENT, it is missing, invalid or a pattern.
+        """
+        uri = _uri(asked, name)
+        is_pattern = (
+            uri.has_wildcard_authority
+            or uri.has_wildcard_service_id
+            or uri.has_wildcard_resource_id
+            or (name == "topic" and uri.has_wildcard_version)
+        )
+        if is_pattern:
+            raise UStatusError(UCode.INVALID_ARGUMENT, f"{uri} has a wildcard")
+        return uri.resolved(self._authority)
 
     @staticmethod
     def told(change: Subscription) -> bytes:

@@ -31,6 +31,8 @@ _LARGEST = 0x7FFFFFFF
 _INTEGERS: Final = frozenset({"ttl", "plevel", "commstatus", "pformat"})
 _AS_TEXT: Final = frozenset({UPayloadFormat.JSON, UPayloadFormat.TEXT})
 _AS_PROTO: Final = frozenset({UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, UPayloadFormat.PROTOBUF})
+#: The type of a payload that is an Any.
+_ANY: Final = "type.googleapis.com/google.protobuf.Any"
 
 
 # --- the attributes, which both formats share -------------------------------------------------
@@ -213,7 +215,7 @@ def _encoded(value: Any) -> bytes:
 def to_protobuf(message: UMessage, *, dataschema: str = "") -> bytes:
     """Encode a CloudEvent in protobuf.
 
-    A payload that does not match its format is sent as binary data, without loss.
+    A payload that is declared JSON or text but is not is sent as binary data, without loss.
 
     :param dataschema: the type URL of a payload that is a protobuf message.
     :raises InvalidMessage: the message has no id, type or source, or a value has no mapping.
@@ -245,18 +247,10 @@ def _put_payload(event: Any, payload: bytes, format: UPayloadFormat, dataschema:
             event.text_data = payload.decode()
         except UnicodeDecodeError:
             event.binary_data = payload
-    elif format == UPayloadFormat.PROTOBUF:
-        event.proto_data.type_url = dataschema
+    elif format in _AS_PROTO:
+        wrapped = format == UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY
+        event.proto_data.type_url = _ANY if wrapped else dataschema
         event.proto_data.value = payload
-    elif format == UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY:
-        event.proto_data.SetInParent()
-        try:
-            event.proto_data.MergeFromString(payload)
-            same = event.proto_data.SerializeToString(deterministic=True) == payload
-        except proto.UNDECODABLE:
-            same = False
-        if not same:
-            event.binary_data = payload
     else:
         event.binary_data = payload
 
@@ -290,6 +284,8 @@ def from_protobuf(data: bytes) -> UMessage:
         return UMessage(attributes, event.text_data.encode())
     if attributes.payload_format not in _AS_PROTO:
         raise InvalidMessage("proto_data, but the pformat is not of protobuf", field="proto_data")
-    if attributes.payload_format == UPayloadFormat.PROTOBUF:
+    # An Any is the value of another one, whose type up-rust leaves out.
+    is_value = event.proto_data.type_url in ("", _ANY)
+    if attributes.payload_format == UPayloadFormat.PROTOBUF or is_value:
         return UMessage(attributes, event.proto_data.value)
     return UMessage(attributes, event.proto_data.SerializeToString(deterministic=True))

@@ -115,8 +115,8 @@ class UPriority(_Open):
 
     @property
     def effective(self) -> UPriority:
-        """The class in effect: CS1 if none is set."""
-        return self if self._value_ else UPriority.CS1
+        """The class in effect: CS1 if none is set, or an unknown one."""
+        return self if self._value_ and self.is_known else UPriority.CS1
 
     @classmethod
     def from_name(cls, name: str) -> UPriority:
@@ -194,10 +194,12 @@ class DeadLetterReason(_Open):
 
 @dataclass(frozen=True, slots=True)
 class UStatus:
-    """The outcome of an operation: a code and a text."""
+    """The outcome of an operation: a code, a text and perhaps details."""
 
     code: UCode = UCode.OK
     message: str = ""
+    #: Further information: encoded messages google.protobuf.Any.
+    details: tuple[bytes, ...] = ()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UStatus:
@@ -212,11 +214,13 @@ class UStatus:
 
     @classmethod
     def from_proto(cls, message: Any) -> UStatus:
-        return cls(UCode(message.code), message.message)
+        details = tuple(one.SerializeToString(deterministic=True) for one in message.details)
+        return cls(UCode(message.code), message.message, details)
 
     def to_proto(self) -> Any:
         # The text is optional on the wire: an empty one is omitted.
-        return proto.UStatus(code=int(self.code), message=self.message or None)
+        details = [proto.Any_.FromString(one) for one in self.details]
+        return proto.UStatus(code=int(self.code), message=self.message or None, details=details)
 
     def to_bytes(self) -> bytes:
         data: bytes = self.to_proto().SerializeToString(deterministic=True)
@@ -230,11 +234,20 @@ class UStatus:
 class UStatusError(PenstockError):
     """A failed operation of uProtocol, with the code for the peer."""
 
-    def __init__(self, code: UCode, message: str = "", *, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        code: UCode,
+        message: str = "",
+        *,
+        details: tuple[bytes, ...] = (),
+        hint: str | None = None,
+    ) -> None:
         super().__init__(f"{code.name}: {message}" if message else code.name, hint=hint)
         self.code = code
         self.message = message
+        #: As `UStatus.details`.
+        self.details = details
 
     @property
     def status(self) -> UStatus:
-        return UStatus(self.code, self.message)
+        return UStatus(self.code, self.message, self.details)

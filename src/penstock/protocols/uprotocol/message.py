@@ -20,7 +20,7 @@ from penstock.protocols.uprotocol.codes import (
     UPriority,
     UStatus,
 )
-from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUri
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.validation import check, validate
@@ -42,6 +42,7 @@ __all__ = [
     "response",
     "tagged",
     "varint",
+    "with_authorities",
 ]
 
 #: The default ttl of a request.
@@ -294,6 +295,25 @@ def addresses(attributes: UAttributes) -> tuple[UUri, UUri | None]:
                 field=name,
             )
     return source, sink
+
+
+def with_authorities(attributes: UAttributes, source: str, sink: str) -> UAttributes:
+    """Fill in the authorities of local addresses, as the transport's own address names them.
+
+    To its sender a local address means another authority than to its receiver.
+
+    :raises InvalidMessage: no authority can have such a name.
+    """
+    from_, to = attributes.source, attributes.sink
+    changes: dict[str, UUri] = {}
+    try:
+        if from_ is not None and from_.is_local and source:
+            changes["source"] = from_.with_authority(source)
+        if to is not None and to.is_local and sink:
+            changes["sink"] = to.with_authority(sink)
+    except InvalidUUri as error:
+        raise InvalidMessage(str(error), field="source" if not changes else "sink") from error
+    return attributes.replace(**changes) if changes else attributes
 
 
 def expires_at_ms(what: UAttributes | UUID7, ttl: int | None = None) -> int | None:
@@ -604,15 +624,23 @@ def response(
 
 
 def error_response(
-    request: UMessage, code: UCode, message: str = "", *, id: UUID7 | None = None
+    request: UMessage,
+    code: UCode,
+    message: str = "",
+    *,
+    details: tuple[bytes, ...] = (),
+    id: UUID7 | None = None,
 ) -> UMessage:
-    """Create the response to a request that cannot be delivered (docs/specs/uprotocol.md 10.2).
+    """Create the response to a request that failed, or cannot be delivered.
 
+    (docs/specs/uprotocol.md 10.2)
+
+    :param details: as in a `UStatus`.
     :raises InvalidMessage: it is not a request, or has no id, source or sink.
     """
     return response(
         request,
-        UStatus(code, message).to_bytes(),
+        UStatus(code, message, details).to_bytes(),
         payload_format=UPayloadFormat.PROTOBUF,
         commstatus=code,
         id=id,

@@ -21,6 +21,7 @@ from penstock.protocols.uprotocol.message import (
     encode_id,
     kind_of,
     varint,
+    with_authorities,
 )
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri, address_segments, authority_segment
@@ -299,6 +300,10 @@ ANOTHERS: Final = "topic"
 #: Bytes of a PUBLISH packet without topic, properties and payload, at most.
 _HEADER: Final = 16
 
+#: The segment of the authority of the sink, by the kind of topics.
+_E2E_SINK: Final = 5
+_D2D_SINK: Final = 1
+
 #: MQTT 5, 2.2.2.2: the properties that a message uses.
 _EXPIRY: Final = b"\x02"
 _CONTENT_TYPE: Final = b"\x03"
@@ -385,6 +390,15 @@ class Packing:
         write = topic_e2e if self.topics == "e2e" else topic_d2d
         return write(attributes, self.authority)
 
+    def named_by(self, topic: str, attributes: UAttributes) -> UAttributes:
+        """Fill in the authorities of local addresses from the topic of their message.
+
+        :raises InvalidMessage: no authority can have such a name.
+        """
+        segments = topic.split("/")
+        at = _E2E_SINK if self.topics == "e2e" else _D2D_SINK
+        return with_authorities(attributes, segments[0], "".join(segments[at : at + 1]))
+
     def filter_of(self, source: UUri, sink: UUri | None) -> str:
         """Return the topic filter of a listener's pattern."""
         write = topic_filter_e2e if self.topics == "e2e" else topic_filter_d2d
@@ -409,8 +423,8 @@ class Packing:
 
         :raises InvalidMessage: it is not a message, or its source does not match its topic.
         """
-        attributes, own = self._decoded(properties_in(packet))
         topic = topic_in(packet)
+        attributes, own = self._decoded(properties_in(packet), topic)
         # Brokers authorize by topic: the addresses of the message must match it.
         if topic != own:
             raise InvalidMessage(
@@ -418,8 +432,8 @@ class Packing:
             )
         return UMessage.from_parts(attributes, bytes(packet.payload))
 
-    def _decoded(self, plain: MqttProperties) -> tuple[UAttributes, str]:
-        """Decode attributes; return them and their topic.
+    def _decoded(self, plain: MqttProperties, at: str) -> tuple[UAttributes, str]:
+        """Decode attributes that came at a topic; return them and the topic they belong to.
 
         The messages of a topic differ in the id: the rest is decoded once and remembered.
         """
@@ -431,9 +445,11 @@ class Packing:
         if known is not None and len(ids) == 1:
             with suppress(InvalidUUID):
                 return known.attributes(UUID7.parse(ids[0])), known.topic
-        attributes = attributes_of(plain)
+        decoded = attributes_of(plain)
+        attributes = self.named_by(at, decoded)
         topic = self.topic_of(attributes)
-        kind = kind_of(attributes)
+        # The same properties may come at another topic, and then mean other addresses.
+        kind = kind_of(attributes) if attributes is decoded else None
         if kind is not None and sum(len(value) for _, value in others) <= _LONGEST:
             if len(self._known) >= _MOST_KINDS:
                 self._known.clear()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RULES",
+    "TOLERATED",
     "check",
     "check_filter",
     "is_filter",
@@ -58,6 +59,8 @@ RULES: Final = {
     "traceparent": "empty, or a W3C traceparent",
     "payload-format-without-payload": "no payload format without a payload",
 }
+#: Rules that SDKs in use do not follow in what they send, and that nothing depends on.
+TOLERATED: Final = frozenset({"response-ttl"})
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _FIRST_TOPIC = 0x8000
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.protocols.uprotocol.codes import UPriority
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.message import UAttributes, addresses
+from penstock.protocols.uprotocol.message import UAttributes, addresses, with_authorities
 from penstock.protocols.uprotocol.uuri import address_segments
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = [
     "encode_attachment",
     "key_of",
     "key_of_filter",
+    "named_by_key",
     "priority_name",
 ]
 
@@ -28,6 +29,11 @@ _VERSION = bytes([ATTACHMENT_VERSION])
 
 #: The placeholder of the sink in the key of a publish: five segments of two plain characters.
 _NO_SINK = "/".join(["{}"] * 5)
+
+#: The segments of a key, and where the authorities of source and sink are.
+_SEGMENTS: Final = 11
+_SOURCE: Final = 1
+_SINK: Final = 6
 
 #: The member of `zenoh.Priority` for each class.
 PRIORITIES: Final = {
@@ -58,6 +64,17 @@ def key_of_filter(source: UUri, sink: UUri | None, local_authority: str) -> str:
     """Return the key expression of matching messages; without a sink, of publishes."""
     to = _NO_SINK if sink is None else address_segments(sink, local_authority, "*")
     return f"up/{address_segments(source, local_authority, '*')}/{to}"
+
+
+def named_by_key(attributes: UAttributes, key: str) -> UAttributes:
+    """Fill in the authorities of local addresses from the key of their message.
+
+    :raises InvalidMessage: no authority can have such a name.
+    """
+    segments = key.split("/")
+    if len(segments) != _SEGMENTS:
+        return attributes
+    return with_authorities(attributes, segments[_SOURCE], segments[_SINK])
 
 
 def encode_attachment(attributes: UAttributes) -> bytes:

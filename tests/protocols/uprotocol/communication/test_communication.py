@@ -4,12 +4,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock import open_writer
 from penstock.core.retry import Backoff
 from penstock.protocols.uprotocol import (
     InvalidMessage,
@@ -20,9 +18,11 @@ from penstock.protocols.uprotocol import (
     UMessageType,
     UPayloadFormat,
     UPriority,
+    UStatus,
     UStatusError,
     UUri,
     error_response,
+    notification,
     proto,
     request,
     response,
@@ -40,7 +40,6 @@ from penstock.protocols.uprotocol.communication import (
 from penstock.protocols.uprotocol.transports import (
     InProcessBus,
     InProcessTransport,
-    RingTransport,
 )
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from support.until import until
@@ -215,6 +214,46 @@ def test_every_code_of_an_answer_is_the_callers_error(
     assert (error.code, error.message) == (code, "why")
 
 
+def test_the_details_of_an_error_reach_the_caller(server: RpcServer, client: RpcClient) -> None:
+    details = (proto.Any_(type_url="type.example/Reason", value=b"x").SerializeToString(),)
+
+    def fail(_: UMessage) -> bytes:
+        raise UStatusError(UCode.NOT_FOUND, "why", details=details)
+
+    server.register_request_handler(METHOD, fail)
+    error = client.invoke_method(METHOD).exception(SOON)
+    assert isinstance(error, UStatusError)
+    assert error.status == UStatus(UCode.NOT_FOUND, "why", details)
+
+
+@pytest.mark.parametrize(
+    ("format", "message"),
+    [
+        (UPayloadFormat.UNSPECIFIED, "why"),
+        (UPayloadFormat.PROTOBUF, "why"),
+        (UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, "why"),
+        (UPayloadFormat.TEXT, ""),
+    ],
+)
+def test_a_status_is_read_by_the_format_of_the_payload(
+    transport: InProcessTransport, client: RpcClient, format: UPayloadFormat, message: str
+) -> None:
+    payload = UStatus(UCode.NOT_FOUND, "why").to_bytes()
+    if format == UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY:
+        url = "type.googleapis.com/uprotocol.v1.UStatus"
+        payload = proto.Any_(type_url=url, value=payload).SerializeToString()
+    transport.register_listener(
+        UUri.ANY.with_resource(0),
+        lambda asked: transport.send(
+            response(asked, payload, payload_format=format, commstatus=UCode.NOT_FOUND)
+        ),
+        METHOD,
+    )
+    error = client.invoke_method(METHOD).exception(SOON)
+    assert isinstance(error, UStatusError)
+    assert (error.code, error.message) == (UCode.NOT_FOUND, message)
+
+
 def test_an_error_without_a_status_in_it_is_one_all_the_same(
     transport: InProcessTransport, client: RpcClient
 ) -> None:
@@ -269,22 +308,17 @@ def test_calls_beyond_the_limit_are_refused_and_all_are_counted(
 
 
 def test_a_request_that_nobody_could_get_the_answer_of_is_counted_and_not_worked_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: RpcServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = request(ME.source, METHOD, b"").attributes
     good = UUID7.new()
     old = UUID7.unchecked(good.msb ^ 0x3000, good.lsb)  # of version 4
-    ring = f"fmq:{tmp_path}/server"
     worked_on: list[bytes | None] = []
-    with RingTransport("vehicle1", receive=ring, send=ring) as transport:
-        server = RpcServer(transport, SERVER)
-        server.register_request_handler(METHOD, lambda it: worked_on.append(it.payload))
-        with open_writer(ring) as writer:  # as a peer may that does not look at what it sends
-            for id in (None, old):
-                writer.write(UMessage(asked.replace(id=id), b"bad").to_bytes())
-        until(lambda: server.statistics()["requests"] == 2)
-        server.close()
-        books = dict(server.statistics())
+    server.register_request_handler(METHOD, lambda it: worked_on.append(it.payload))
+    for id in (None, old):  # of a transport that does not look at what comes
+        server._on_request(UMessage(asked.replace(id=id), b"bad"))
+    server.close()
+    books = dict(server.statistics())
     assert (worked_on, books.pop("requests"), books.pop("not_sent")) == ([], 2, 2)
     assert not any(books.values())
     assert "id" in caplog.text
@@ -398,6 +432,34 @@ def test_a_subscriber_asks_the_service_and_hears_the_topic(
     publisher.publish(0x8001, b"x")
     assert heard == [sent]
     service.server.close()
+
+
+def test_a_service_may_wrap_its_answer_in_an_any(
+    transport: InProcessTransport, client: RpcClient
+) -> None:
+    answer = proto.Any_()
+    answer.Pack(proto.SubscribeResponse(status=int(SubscriptionStatus.SUBSCRIBE_PENDING)))
+    payload = UPayload(answer.SerializeToString(), UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY)
+    with RpcServer(transport, LocalUriProvider("vehicle1", 0, 4)) as service:
+        service.register_request_handler(1, lambda _: payload)
+        status = Subscriber(transport, client).subscribe(SERVER.resource(0x8001), print)
+        assert status.result(SOON) == SubscriptionStatus.SUBSCRIBE_PENDING
+
+
+def test_changes_that_a_subscriber_is_told_of_wait_for_nobody(
+    transport: InProcessTransport, client: RpcClient
+) -> None:
+    subscriber = Subscriber(transport, client)
+    Subscriber(transport, client)  # a second one changes nothing
+    changes = UUri("vehicle1", 0, 4, 0x8000)
+    transport.send(notification(changes, ME.source, b"change"))
+    assert transport.statistics()["waiting"] == 0
+    # Who wants to hear of them listens as to any other notification.
+    heard: list[UMessage] = []
+    Notifier(transport, ME).start_listening(changes, heard.append)
+    transport.send(notification(changes, ME.source, b"change"))
+    assert len(heard) == 1
+    del subscriber
 
 
 def test_a_subscription_that_is_refused_leaves_no_listener(

@@ -11,11 +11,15 @@ from penstock.protocols.uprotocol import (
     UUID7,
     UCode,
     UMessage,
+    UMessageType,
+    UPayloadFormat,
+    UPriority,
     UStatusError,
     UUri,
     notification,
     publish,
     request,
+    response,
 )
 from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, ListenerRegistry
 from protocols.uprotocol.vectors import cases
@@ -51,8 +55,10 @@ def balances(where: ListenerRegistry) -> bool:
         "received",
         "waiting",
         "expired",
+        "invalid",
         "unheard",
         "overflowed",
+        "displaced",
         "cleared",
         "repeated",
     )
@@ -210,6 +216,45 @@ def test_a_listener_may_unregister_itself() -> None:
     there.dispatch(publish(TOPIC))
     there.dispatch(publish(TOPIC))
     assert len(heard) == 1
+
+
+def test_invalid_messages_reach_nobody_and_wait_for_nobody() -> None:
+    where = registry()
+    heard: list[UMessage] = []
+    listen(where, heard.append)
+    listen(where, heard.append, UUri.ANY, UUri.ANY)
+    asked = request(ENTITY, METHOD)
+    good = [publish(TOPIC), notification(TOPIC, ENTITY), asked, response(asked)]
+    for message in good:
+        assert where.dispatch(message).status is None
+    v4 = UUID7.unchecked(good[0].attributes.id.msb ^ 0x3000, 1 << 63)  # type: ignore[union-attr]
+    bad = [
+        good[0].with_attributes(id=None),
+        good[0].with_attributes(id=v4),
+        good[0].with_attributes(payload_format=UPayloadFormat.TEXT),
+        good[0].with_attributes(traceparent="x"),
+        good[1].with_attributes(type=UMessageType.UNSPECIFIED),
+        good[1].with_attributes(source=METHOD),
+        asked.with_attributes(ttl=0),
+        asked.with_attributes(priority=UPriority.CS3),
+        good[3].with_attributes(reqid=None),
+    ]
+    for message in bad:
+        outcome = where.dispatch(message)
+        assert outcome.status is not None
+        assert (outcome.is_kept, outcome.status.code) == (False, UCode.INVALID_ARGUMENT)
+    assert heard == good
+    assert where.statistics()["invalid"] == len(bad)
+    assert balances(where)
+
+
+def test_a_response_without_a_ttl_is_heard_as_some_sdks_send_them() -> None:
+    where = registry()
+    heard: list[UMessage] = []
+    listen(where, heard.append, METHOD, ENTITY)
+    answer = response(request(ENTITY, METHOD)).with_attributes(ttl=None)
+    assert where.dispatch(answer).status is None
+    assert heard == [answer]
 
 
 def test_expired_messages_reach_nobody() -> None:

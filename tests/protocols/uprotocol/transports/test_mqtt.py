@@ -26,6 +26,7 @@ from penstock.protocols.uprotocol import (
 )
 from penstock.protocols.uprotocol.mqtt_wire import REFUSED
 from penstock.protocols.uprotocol.transports.interface import NOT_TRIED
+from penstock.protocols.uprotocol.transports.listeners import ListenerLimits
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
 from support.descriptors import many_descriptors
 from support.mosquitto import Mosquitto, free_port, mosquitto
@@ -261,6 +262,28 @@ def test_between_devices_topics_name_authorities_and_publishes_get_a_sink(
     assert stored == [message.with_attributes(sink=UUri.ANY.with_authority("cloud")), told]
     for closable in (raw, sender, receiver):
         closable.close()
+
+
+def test_between_devices_messages_for_other_entities_hold_up_nobody(broker: Mosquitto) -> None:
+    sender = started(broker, "vehicle1", topics="d2d")
+    here = MqttBroker.parse(broker.url, client_id="cloud")
+    limits = ListenerLimits(waiting=4)
+    with MqttTransport("cloud", here, topics="d2d", limits=limits) as transport:
+        heard: list[UMessage] = []
+        transport.register_listener(TOPIC, heard.append, ENTITY)
+        # They come by the same filter, +/cloud, for another process of this authority.
+        others = [notification(TOPIC, ENTITY.replace(ue_id=9)) for _ in range(20)]
+        mine = notification(TOPIC, ENTITY)
+        assert sender.deliver(ENTITY, [*others, mine]) == [None] * 21
+        until(lambda: heard)
+        assert heard == [mine]
+        books = transport.statistics()
+        assert (books["waiting"], books["displaced"]) == (2, 18)
+        # The latest wait, for a listener that is registered a moment later.
+        transport.register_listener(TOPIC, heard.append, ENTITY.replace(ue_id=9))
+        until(lambda: len(heard) == 3)
+        assert heard == [mine, *others[-2:]]
+    sender.close()
 
 
 def test_an_exact_ttl_survives_the_time_in_the_broker(broker: Mosquitto) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.endpoints import create, describe, open_reader
+from penstock.core.endpoints import create, describe, open_reader, open_writer
 from penstock.core.errors import InvalidURL, StorageError
 from penstock.core.interfaces import Reader
 from penstock.core.message import Message
@@ -37,6 +37,21 @@ def small(path: Path, name: str) -> str:
 
 def numbered(count: int, size: int = 0) -> list[UMessage]:
     return [notification(TOPIC, ENTITY, b"%06d" % n + bytes(size)) for n in range(count)]
+
+
+def test_what_breaks_a_rule_is_counted_and_does_not_stay_in_the_ring(tmp_path: Path) -> None:
+    ring = f"fmq:{tmp_path}/server"
+    heard: list[UMessage] = []
+    sent = numbered(1)[0]
+    with RingTransport("vehicle1", receive=ring, send=ring) as transport:
+        transport.register_listener(UUri.ANY, heard.append, UUri.ANY)
+        with open_writer(ring) as writer:  # as a peer may that does not look at what it sends
+            writer.write(sent.with_attributes(id=None).to_bytes())
+            writer.write(sent.to_bytes())
+        until(lambda: heard)
+        assert heard == [sent]
+        books = transport.statistics()
+        assert (books["invalid"], books["waiting"]) == (1, 0)
 
 
 def test_a_ring_that_could_not_be_read_for_a_moment_is_read_on_and_nothing_is_lost(

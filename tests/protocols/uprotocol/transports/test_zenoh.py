@@ -12,6 +12,7 @@ from penstock.core.errors import ConnectionLost, InvalidOption, StorageError
 from penstock.protocols.uprotocol import (
     UCode,
     UMessage,
+    UMessageType,
     UPriority,
     UStatusError,
     UUri,
@@ -117,6 +118,39 @@ def test_what_is_no_message_or_claims_another_source_is_counted_and_dropped() ->
         session.put(key, b"good", attachment=encode_attachment(good.attributes))
         until(lambda: heard)
         assert heard == [good]
+
+
+def test_publishes_do_not_wait_for_who_listens_to_messages_with_a_sink() -> None:
+    with two_links() as (one, two), ZenohTransport(one) as sender, ZenohTransport(two) as receiver:
+        heard: list[UMessage] = []
+        receiver.register_listener(UUri.ANY, heard.append, UUri.ANY)
+        # The key of any sink also matches the placeholder of publishes.
+        until(
+            lambda: (
+                send(sender, publish(TOPIC)) and send(sender, notification(TOPIC, ENTITY)) and heard
+            )
+        )
+        assert {it.attributes.type for it in heard} == {UMessageType.NOTIFICATION}
+        books = receiver.statistics()
+        assert (books["waiting"], books["unheard"]) == (0, 0)
+
+
+def test_a_local_address_is_one_of_the_authority_in_the_key() -> None:
+    with two_links() as (one, two), ZenohTransport(two) as receiver:
+        heard: list[UMessage] = []
+        receiver.register_listener(TOPIC, heard.append)
+        receiver.register_listener(UUri.ANY.with_resource(0), heard.append, METHOD)
+        # As a peer puts it that leaves out its own authority.
+        published = publish(TOPIC.with_authority(""), b"x")
+        asked = request(TOPIC.with_authority("").with_resource(0), METHOD, b"x")
+        for sent in (published, asked):
+            key, attachment = key_of(sent.attributes, "device1"), encode_attachment(sent.attributes)
+            count = len(heard)
+            until(lambda: one._session.put(key, b"x", attachment=attachment) or len(heard) > count)  # noqa: B023
+            source = sent.attributes.source
+            assert source is not None
+            assert heard[-1] == sent.with_attributes(source=source.with_authority("device1"))
+        assert two.counts["mismatched"] == 0
 
 
 def test_a_leg_receives_what_is_for_its_authorities_and_the_topics_it_listens_to() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock.protocols.uprotocol import proto
 from penstock.protocols.uprotocol.codes import UPayloadFormat, UPriority
 from penstock.protocols.uprotocol.message import DEFAULT_TTL_MS, UMessage, notification, publish
 from penstock.protocols.uprotocol.uuri import UUri
@@ -65,6 +66,18 @@ class UPayload:
     def of_message(cls, message: UMessage) -> Self:
         """Return the payload of a message, or an empty one."""
         return cls(message.payload or b"", message.attributes.payload_format)
+
+    @property
+    def protobuf(self) -> bytes | None:
+        """The protobuf message in it, plain or wrapped in an Any; None if it has another format.
+
+        :raises DecodeError: it is not an Any.
+        """
+        if self.format == UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY:
+            value: bytes = proto.Any_.FromString(self.data).value
+            return value
+        plain = (UPayloadFormat.PROTOBUF, UPayloadFormat.UNSPECIFIED)
+        return self.data if self.format in plain else None
 
     @classmethod
     def of_proto(cls, message: Any) -> Self:

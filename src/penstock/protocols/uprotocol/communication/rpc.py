@@ -17,6 +17,7 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.interfaces import Closable
 from penstock.core.retry import RetryPolicy, retry
 from penstock.core.worker import Worker
+from penstock.protocols.uprotocol import proto
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.communication.pubsub import CallOptions, UPayload, payload_fields
 from penstock.protocols.uprotocol.errors import InvalidMessage
@@ -163,6 +164,11 @@ class RpcClient(Closable):
         self._responses = _Responses(self._on_response)
         transport.register_listener(UUri.ANY, self._responses, uris.source)
 
+    @property
+    def source(self) -> UUri:
+        """The calling entity, which responses go to."""
+        return self._uris.source
+
     def invoke_method(
         self,
         method: UUri,
@@ -285,9 +291,9 @@ def _failure(message: UMessage) -> UStatusError:
     code = message.attributes.commstatus
     assert code is not None
     status = UStatus(code)
-    with suppress(InvalidMessage):
-        status = UStatus.from_bytes(message.payload or b"")
-    return UStatusError(code, status.message)
+    with suppress(InvalidMessage, *proto.UNDECODABLE):
+        status = UStatus.from_bytes(UPayload.of_message(message).protobuf or b"")
+    return UStatusError(code, status.message, details=status.details)
 
 
 class RpcServer(Closable):
@@ -384,7 +390,7 @@ class RpcServer(Closable):
         try:
             return response(message, **payload_fields(handler(message)))
         except UStatusError as error:
-            return error_response(message, error.code, error.message)
+            return error_response(message, error.code, error.message, details=error.details)
         except Exception as error:
             log.exception("the handler of %s failed", message.attributes.sink)
             return error_response(message, UCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.communication.pubsub import CallOptions
     from penstock.protocols.uprotocol.communication.rpc import RpcClient
+    from penstock.protocols.uprotocol.message import UMessage
     from penstock.protocols.uprotocol.transports.interface import Listener, UTransport
 
 __all__ = ["SUBSCRIBE", "UNSUBSCRIBE", "USUBSCRIPTION", "Subscriber"]
@@ -27,12 +28,18 @@ __all__ = ["SUBSCRIBE", "UNSUBSCRIBE", "USUBSCRIPTION", "Subscriber"]
 USUBSCRIPTION: Final = UUri("", 0, 4, 0)
 SUBSCRIBE: Final = USUBSCRIPTION.with_resource(1)
 UNSUBSCRIBE: Final = USUBSCRIPTION.with_resource(2)
+#: The resource that its notifications come from.
+CHANGES: Final = 0x8000
 
 
 class Subscriber:
     """Subscribes for one entity, through the service uSubscription.
 
+    The service notifies it of changes of its subscriptions. They are taken even if nobody listens
+    to them: otherwise they would wait for a listener, and in the end hold up the transport.
+
     :param service: the service to call, such as a router's; by default that of its own authority.
+    :raises UStatusError: as `UTransport.register_listener`.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class Subscriber:
         self._client = client
         self._subscribe = service.with_resource(SUBSCRIBE.resource_id)
         self._unsubscribe = service.with_resource(UNSUBSCRIBE.resource_id)
+        transport.register_listener(service.with_resource(CHANGES), _take, client.source)
 
     def subscribe(
         self,
@@ -105,10 +113,15 @@ class Subscriber:
         self._transport.unregister_listener(topic, listener)
 
 
+def _take(message: UMessage) -> None:
+    """Take a notification that nobody else may listen to."""
+
+
 def _status(payload: UPayload) -> SubscriptionStatus:
     try:
-        return SubscriptionStatus(proto.SubscribeResponse.FromString(payload.data).status)
-    except proto.DecodeError:
+        answer = proto.SubscribeResponse.FromString(payload.protobuf or b"")
+        return SubscriptionStatus(answer.status)
+    except proto.UNDECODABLE:
         raise UStatusError(UCode.DATA_LOSS, "the service's answer does not decode") from None
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "FetchSubscriptionsResponse",
     "FindServicesRequest",
     "FindServicesResponse",
+    "GetLastMessagesRequest",
     "GetLastMessagesResponse",
     "GetServiceTopicsRequest",
     "GetServiceTopicsResponse",
@@ -105,6 +106,7 @@ ServiceTopicInfo = message_class(_DISCOVERY + "ServiceTopicInfo")
 
 _TWIN = "uprotocol.core.utwin.v2."
 MessageResponse = message_class(_TWIN + "MessageResponse")
+GetLastMessagesRequest = message_class(_TWIN + "GetLastMessagesRequest")
 GetLastMessagesResponse = message_class(_TWIN + "GetLastMessagesResponse")
 
 CloudEvent = message_class("io.cloudevents.v1.CloudEvent")

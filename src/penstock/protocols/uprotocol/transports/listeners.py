@@ -25,7 +25,7 @@ from penstock.protocols.uprotocol.transports.pending_messages import (
     PendingMessage,
     PendingMessages,
 )
-from penstock.protocols.uprotocol.validation import check_filter
+from penstock.protocols.uprotocol.validation import TOLERATED, check_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -83,11 +83,12 @@ class Outcome(NamedTuple):
 
 
 _COUNTED = (
-    *("arrived", "delivered", "received", "expired", "unheard", "overflowed", "cleared"),
-    "repeated",
+    *("arrived", "delivered", "received", "expired", "invalid", "unheard", "overflowed", "cleared"),
+    *("repeated", "displaced"),
     *("listener_calls", "listener_failures", "stalls"),
 )
 _EXPIRED = Outcome(0, False, UStatus(UCode.DEADLINE_EXCEEDED, "the message is expired"))
+_INVALID = Outcome(0, False, UStatus(UCode.INVALID_ARGUMENT, "the message violates a rule"))
 _NOBODY = Outcome(0, False, UStatus(UCode.UNAVAILABLE, "nobody listens to it"))
 _FULL = Outcome(0, False, UStatus(UCode.UNAVAILABLE, "too many messages wait to be received"))
 _DONE = Outcome(1, False, None)
@@ -157,6 +158,8 @@ class ListenerRegistry:
         #: Unregistered patterns and their registrations: later messages for them are dropped.
         self._unwanted: dict[Pattern, _Registration] = {}
         self._pulled: set[Pattern] = set()
+        #: The tokens of dropped messages, to be acknowledged without the lock.
+        self._dropped: list[object] = []
         self._is_over = False
 
     # --- who listens ----------------------------------------------------------------------------
@@ -291,7 +294,8 @@ class ListenerRegistry:
     ) -> Outcome:
         """Call all listeners of a message, or let it wait if there is none.
 
-        A listener that raises is counted, and the others are still called.
+        An invalid message is dropped and counted. A listener that raises is counted, and the others
+        are still called.
 
         :param only: the patterns it came for, if the transport sends a copy for each pattern.
         :param token: identifies it to the transport when it is taken later.
@@ -302,9 +306,11 @@ class ListenerRegistry:
         if is_expired(message.attributes, self._clock.now_ns() // 1_000_000):
             self._counts.add("expired")
             return _EXPIRED
-        if message.attributes.source is None:
-            self._counts.add("unheard")
-            return _NOBODY
+        rules = message.validate()
+        if rules and not TOLERATED.issuperset(rules):
+            self._counts.add("invalid")
+            self._warn(f"a message violates {', '.join(rules)}", self._counts["invalid"])
+            return _INVALID
         entry = PendingMessage(
             message, token, came_for or _anybody, is_copy=only is not None or came_for is not None
         )
@@ -318,6 +324,7 @@ class ListenerRegistry:
                 else:
                     self._unheard.went_on()
                     over = self._unheard.drop_expired()
+                over, self._dropped = over + self._dropped, []
             self._acknowledge(over)
             called, status = self._call_all(found, message) if found else (0, None)
             if outcome is not None:
@@ -408,7 +415,7 @@ class ListenerRegistry:
             registration.call(message)
         except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
             self._counts.add("listener_failures")
-            self._warn(error)
+            self._warn("a listener failed", self._counts["listener_failures"], error)
             if isinstance(error, UStatusError):
                 return error.status
             return UStatus(UCode.INTERNAL, f"the listener failed: {type(error).__name__}: {error}")
@@ -419,14 +426,10 @@ class ListenerRegistry:
                 registration.idle.notify_all()
         return None
 
-    def _warn(self, error: Exception) -> None:
+    def _warn(self, what: str, count: int, error: Exception | None = None) -> None:
         if time.monotonic() >= self._silent_until:
             self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
-            log.warning(
-                "a listener failed, %s in all",
-                f"{self._counts['listener_failures']:,}",
-                exc_info=error,
-            )
+            log.warning("%s, %s in all", what, f"{count:,}", exc_info=error)
 
     # --- what waits -----------------------------------------------------------------------------
 
@@ -447,7 +450,12 @@ class ListenerRegistry:
         if self._unheard.renew(entry):
             self._counts.add("repeated")
             return _KEPT
-        if self._unheard.is_full and not _inside.depth:
+        most = None if self._acknowledging is None else self._acknowledging.most
+        if most is not None and len(self._unheard) >= most:
+            self._dropped.append(self._unheard.pop(0).token)
+            self._unheard.generation += 1
+            self._counts.add("displaced")
+        elif self._unheard.is_full and not _inside.depth:
             if waits:
                 return None
             self._acknowledge(self._unheard.drop_expired(at_once=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from penstock.protocols.uprotocol.transports.interface import (
     Pump,
     Unreadable,
 )
-from penstock.protocols.uprotocol.transports.listeners import Acknowledging
+from penstock.protocols.uprotocol.transports.listeners import Acknowledging, ListenerLimits
 from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
 from penstock.protocols.uprotocol.transports.mqtt_link import Arrival, MqttLink, identifier
 from penstock.protocols.uprotocol.uuri import UUri
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.mqtt_wire import Packet
     from penstock.protocols.uprotocol.transports.interface import Ingest
-    from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
+    from penstock.protocols.uprotocol.transports.listeners import Pattern
 
 __all__ = ["MqttBroker", "MqttLeg", "MqttTransport"]
 
@@ -195,6 +196,9 @@ def _unreadable(packing: Packing, packet: MQTTMessage, error: InvalidMessage) ->
         lines.append(f"correlation data: {plain.correlation_data.hex()}")
     raw = "\n".join(lines).encode(errors="replace") + b"\n\n" + payload
     attributes = readable_attributes(plain)
+    if attributes is not None:
+        with suppress(InvalidMessage):
+            attributes = packing.named_by(topic, attributes)
     message = None if attributes is None else UMessage.from_parts(attributes, payload)
     is_anothers = error.field == ANOTHERS
     if attributes is not None and not is_anothers:
@@ -226,11 +230,17 @@ class MqttTransport(BaseTransport):
         limits: ListenerLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        limits = limits or ListenerLimits()
+        # Between devices messages for other entities of this authority come, too. They may not use
+        # up the packets that the broker sends unacknowledged.
+        most = max(1, min(limits.waiting, broker.receive_maximum) // 2)
         super().__init__(
             authority,
             limits=limits,
             clock=clock,
-            acknowledging=Acknowledging(self._taken, self._is_void),
+            acknowledging=Acknowledging(
+                self._taken, self._is_void, most if topics == "d2d" else None
+            ),
         )
         self._packing = Packing(authority, topics, exact_ttl=exact_ttl)
         self._must_be_heard = must_be_heard

@@ -25,12 +25,13 @@ from penstock.protocols.uprotocol.transports.interface import (
     Unreadable,
 )
 from penstock.protocols.uprotocol.uuri import UUri
-from penstock.protocols.uprotocol.validation import check_filter
+from penstock.protocols.uprotocol.validation import check_filter, matches
 from penstock.protocols.uprotocol.zenoh_wire import (
     decode_attachment,
     encode_attachment,
     key_of,
     key_of_filter,
+    named_by_key,
     priority_name,
 )
 
@@ -241,7 +242,7 @@ class ZenohLink:
         attachment = b"" if found is None else found.to_bytes()
         payload, at = sample.payload.to_bytes(), str(sample.key_expr)
         try:
-            attributes = decode_attachment(attachment)
+            attributes = named_by_key(decode_attachment(attachment), at)
             key, _ = self._route(attributes)
         except InvalidMessage as error:
             self.counts.add("undecodable")
@@ -289,9 +290,11 @@ class ZenohTransport(BaseTransport):
         )
 
     def _take(self, arrived: Sequence[tuple[UMessage, Pattern]]) -> None:
-        # A message arrives once for each matching subscriber.
+        # A message arrives once for each matching subscriber. The key of any sink also matches the
+        # placeholder of publishes.
         for message, pattern in arrived:
-            self._registry.dispatch(message, (pattern,))
+            if matches(*pattern, message.attributes):
+                self._registry.dispatch(message, (pattern,))
 
     def _send(self, message: UMessage) -> None:
         raise_unless_ok(self.link.put(message, must_be_heard=self._must_be_heard))

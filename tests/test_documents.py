@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from penstock.cli.main import app
+from penstock.core import capabilities
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -145,3 +146,15 @@ def test_blocks_of_python_run_in_their_order(tmp_path: Path, name: str) -> None:
         env={**os.environ, "PENSTOCK_STREAMS": str(tmp_path / "streams")},
     )
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_the_page_on_endpoints_names_every_capability() -> None:
+    page = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
+    base = capabilities.Capability
+    named = [
+        name
+        for name, each in vars(capabilities).items()
+        if isinstance(each, type) and issubclass(each, base) and each is not base
+    ]
+    assert len(named) > 10
+    assert [name for name in named if f"`{name}`" not in page] == []

@@ -60,6 +60,15 @@ def test_what_a_small_queue_overwrites_is_lost_and_the_books_say_so(
     assert 0 < late[0] <= late[500] <= late[-1]
 
 
+def test_without_readers_there_is_no_table_of_latencies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench(f"log:{tmp_path}/log", 100, readers=0)
+    told = capsys.readouterr().out
+    assert "writer" in told
+    assert "slowest" not in told
+
+
 def test_a_stream_of_somebody_is_left_alone(tmp_path: Path) -> None:
     fill(f"log:{tmp_path}/log", 3)
     with pytest.raises(AlreadyExists, match="is there already"):

@@ -144,6 +144,10 @@ def test_an_error_half_way_says_how_many_came_before_it(
         ('"$0" cat "log:$1/log?hold="', "option hold='': names nobody"),
         ('"$0" cp "log:$1/log" "log:$1/x" --batch 0', "must be greater than or equal to 1"),
         ('"$0" mon "log:$1/log" -i abc', "option interval='abc': expected a duration"),
+        ('"$0" on "$1" --timeout abc -- true', "option timeout='abc': expected a duration"),
+        ('"$0" on "$1" --backoff 5min -- true', "option backoff='5min': expected a duration"),
+        ('"$0" log trim "log:$1/log" --retain-age 1w', "option retain_age='1w': expected a dur"),
+        ('"$0" latest read "$1" --max-age abc', "option max_age='abc': expected a duration"),
         # Files of other tools.
         ('"$0" cp "log:$1/log" csv:-', "cat --json prints to standard output"),
         ('"$0" cp "log:$1/log" "csv:$1"', "is a folder (hint: give the name of a file in it)"),

@@ -203,7 +203,10 @@ def test_ctrl_c_while_the_command_is_imported_is_silent(tmp_path: Path) -> None:
         assert process.stderr.read() == b""
 
 
-def test_ctrl_c_ends_a_measurement_with_its_readers_and_removes_the_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_measurement_with_its_readers_and_removes_the_stream(
+    tmp_path: Path, number: int
+) -> None:
     arguments = ["bench", f"log:{tmp_path}/log", "-n", "1000000", "--rate", "1000"]
     with subprocess.Popen(
         [PENSTOCK, *arguments],
@@ -213,10 +216,46 @@ def test_ctrl_c_ends_a_measurement_with_its_readers_and_removes_the_stream(tmp_p
     ) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == b"penstock: writing 1,000,000 messages of 128 B\n"
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its group get it
+        os.killpg(process.pid, number)  # as a terminal does: all of its group get it
         assert process.wait(timeout=SOON) == 130
         assert process.stderr.read() == b""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reader_of_a_measurement_that_was_killed_ends_without_a_traceback(
+    tmp_path: Path,
+) -> None:
+    arguments = ["bench", f"log:{tmp_path}/log", "-n", "1000000", "--rate", "1000"]
+    with subprocess.Popen([PENSTOCK, *arguments], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"penstock: writing 1,000,000 messages of 128 B\n"
+        process.kill()
+        assert process.stderr.read() == b""  # until the reader has ended, too
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_put_which_says_how_far_it_came_and_leaves_no_half_file(
+    tmp_path: Path, number: int
+) -> None:
+    with subprocess.Popen(
+        [PENSTOCK, "put", f"log:{tmp_path}/log"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"x\n" * 3)
+        process.stdin.flush()
+        until(lambda: is_there(f"log:{tmp_path}/log", 3))
+        process.send_signal(number)
+        assert process.stderr.read() == b"penstock: interrupted; 3 messages written (3 B)\n"
+        assert process.wait(timeout=SOON) == 130
+    with subprocess.Popen(
+        [PENSTOCK, "put", f"csv:{tmp_path}/file.csv"], stdin=subprocess.PIPE
+    ) as process:
+        until((tmp_path / "file.csv.new").exists)
+        time.sleep(0.5)  # until it waits for its input
+        process.send_signal(number)
+        assert process.wait(timeout=SOON) == 130
+    assert [each.name for each in tmp_path.iterdir()] == ["log"]
 
 
 def test_what_put_says_after_ctrl_c_stands_on_a_line_of_its_own(tmp_path: Path) -> None:

@@ -255,3 +255,8 @@ def test_what_is_wrong_with_its_arguments_is_told(
     )
     assert isinstance(done.exception, PenstockError)
     assert reason in f"{done.exception} {done.exception.hint}"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x"])
+def test_a_port_that_there_cannot_be_is_wrong_usage(port: str) -> None:
+    assert CliRunner().invoke(app, ["map", "--port", port]).exit_code == 2

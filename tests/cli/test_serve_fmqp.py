@@ -42,6 +42,9 @@ def test_put_cat_and_info_work_by_both_spellings(served: tuple[Path, str]) -> No
     info = json.loads(run("info", f"{url}/radar/beams", "--json").stdout)
     assert (info["layout"], info["count"], info["details"]["software"]) == ("remote", 2, "penstock")
     assert (root / "radar" / "beams.stat").exists()
+    process = str(info["details"]["process"])  # a number that names: without separators
+    shown_info = run("info", f"{url}/radar/beams").stdout.decode()
+    assert process in next(line for line in shown_info.splitlines() if "process" in line).split()
 
 
 def test_a_path_outside_is_refused_in_one_line(served: tuple[Path, str]) -> None:

@@ -35,6 +35,21 @@ def test_messages_are_put_shown_and_taken_by_commands(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def test_a_server_names_all_the_urls_that_it_is_reached_by(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with subprocess.Popen(
+        [PENSTOCK, "serve", "lhhttt", "--port", "0", "--tcp", "--unix", str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        urls = process.stdout.readline().split()[4::2]
+        assert [url.partition(":")[0] for url in urls] == ["lhhttt", "lhhttt+tcp", "lhhttt+unix"]
+        for url in urls:
+            assert run("put", url, "--text", "one").returncode == 0
+        assert "3 messages queued" in _stop(process)
+
+
 def test_a_server_without_a_journal_tells_by_its_exit_code_what_ended_with_it() -> None:
     process, url = _start()
     run("put", url, "--text", "left")

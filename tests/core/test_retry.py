@@ -149,6 +149,14 @@ def test_no_attempt_starts_after_the_time_allowed(run: Retry) -> None:
 
 
 @both_ways
+def test_a_single_attempt_that_was_asked_for_needs_no_note(run: Retry) -> None:
+    policy = RetryPolicy(retry_on=(ConnectionError,), max_attempts=None, max_elapsed=0)
+    with pytest.raises(ConnectionError) as caught:
+        run(Flaky(99), policy, ManualClock(), None, None)
+    assert not hasattr(caught.value, "__notes__")
+
+
+@both_ways
 def test_an_error_that_is_not_worth_it_ends_the_attempts_at_once(run: Retry) -> None:
     clock, call = ManualClock(), Flaky(99, PermissionError)
     with pytest.raises(PermissionError) as caught:

@@ -100,6 +100,7 @@ def test_a_queue_is_bounded_in_the_words_of_every_stream() -> None:
         (("message: 1M", "message: 0"), 16, "limits", "at least 1"),
         (("queue_bytes", "queue_byte"), 16, "limits.queue_byte", "unknown key"),
         (("fmq:/run/bus/in", "log:/run/bus/in"), 6, "legs.local.ring.receive", "a ring"),
+        (("{ue_id}", "{ue_i}"), 6, "legs.local.ring.send", "{ue_i} is no field"),
         (('listen: ["tcp/127.0.0.1:7447"]', "listen: []"), 12, "legs.radio.zenoh", "meets nobody"),
         (("radio: {zenoh", "radio: {mqtt: {url: m}, zenoh"), 12, "legs.radio", "one of ring"),
         (("radio:", "services:"), 5, "legs", "is the leg of the services"),

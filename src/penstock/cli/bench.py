@@ -19,6 +19,7 @@ import typer
 
 from penstock.cli.messages import LOST, Url, is_finite
 from penstock.cli.output import note
+from penstock.cli.signals import interrupt_on_sigterm
 from penstock.core import endpoints
 from penstock.core.errors import AlreadyExists, NotFound, PenstockError, StorageError, Unsupported
 from penstock.core.units import format_duration, format_size, parse_size
@@ -119,11 +120,12 @@ def bench(
             f"{url} is there already, and {count:,} messages would be written to it",
             hint="choose another, or add --force",
         )
-    try:
-        found = measure(url, count, length, rate, readers, batch, note)
-    finally:
-        if is_new:
-            _remove(url)
+    with interrupt_on_sigterm():
+        try:
+            found = measure(url, count, length, rate, readers, batch, note)
+        finally:
+            if is_new:
+                _remove(url)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
     else:
@@ -260,7 +262,7 @@ def _tables(found: Measured) -> list[Table]:
         rates = _rates(reader["messages"], reader["bytes"], reader["seconds"])
         carried.add_row(who, *rates, lost, f"{reader['twice']:,}")
         latencies.add_row(who, *_percentiles(reader))
-    return tables
+    return tables if found.readers else [carried]
 
 
 def _rates(messages: int, size: int, seconds: float) -> tuple[str, str]:

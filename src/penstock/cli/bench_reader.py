@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.cli.output import drop_output
 from penstock.core.capabilities import Grouped
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import PenstockError
@@ -117,4 +118,7 @@ if __name__ == "__main__":
         _say(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
     except PenstockError as error:
         _say(json.dumps({"error": str(error), "hint": error.hint}))
+        sys.exit(1)
+    except BrokenPipeError:  # the command was killed: nobody asks for the result
+        drop_output()
         sys.exit(1)

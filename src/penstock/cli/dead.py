@@ -100,7 +100,10 @@ def ls(
 
 def show(
     place: _PlaceArgument,
-    id: Annotated[str, typer.Argument(metavar="ID")],
+    id: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="The number or the id that `penstock dead ls` shows."),
+    ],
     undecodable: _StrayOption = False,
 ) -> None:
     """Show all of a dead letter, the payload as hexadecimal digits, as JSON."""

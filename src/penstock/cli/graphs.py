@@ -67,7 +67,7 @@ def graph_run(
     """Run a graph, until Ctrl-C or SIGTERM: its queues, and its workers, restarted when they die.
 
     Ctrl-C lets each worker finish the message that it is at. What waits in queues stays there, on
-    the disk, and the next run goes on with it.
+    the disk, and the next run goes on with it. The exit code is 3 if messages were lost.
     """
     if engine == "spark":
         from penstock.cli.run import run_pipelines  # noqa: PLC0415 - loads Spark's planner

@@ -168,7 +168,10 @@ def run(
     port: Annotated[int, typer.Option(help="Its port; 0 takes any that is free.")] = 3001,
     root: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Apps that are loaded by REST are below it; here."),
+        typer.Option(
+            metavar="DIR",
+            help="Apps that are loaded by REST are below it. Without it: below this folder.",
+        ),
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Let in who knows the token in this file.")

@@ -122,7 +122,7 @@ def serve_collector(
         typer.Option(
             metavar="TARGET",
             help="Who gets the messages; several may be: - (JSON lines), json:FILE, "
-            "json+udp://HOST:PORT, json+tcp://HOST:PORT, or the URL of a stream.",
+            "json+udp://HOST:PORT, json+tcp://HOST:PORT, or the URL of a stream. Without any: -.",
         ),
     ] = None,
     schema: _Schemas = None,

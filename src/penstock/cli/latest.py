@@ -133,7 +133,7 @@ def write(
         "writer": writer,
         "user_info1": user1,
         "user_info2": user2,
-        "forecast_lead_secs": None if lead is None else int(parse_duration(lead)),
+        "forecast_lead_secs": None if lead is None else int(parse_duration(lead, "lead")),
     }
     fields = {field: value for field, value in given.items() if value is not None}
     seconds = _seconds(time)
@@ -208,7 +208,7 @@ def _reading(
     place: str, name: str, label: str | None, max_age: str | None, from_start: bool
 ) -> Iterator[Callable[[float, bool], LatestInfo | None]]:
     """Yield a function that returns the next entry within a timeout or, forced, the last one."""
-    age = None if max_age is None else parse_duration(max_age)
+    age = None if max_age is None else parse_duration(max_age, "max_age")
     there = _open_there(place, name, label, from_start=from_start)
     if there is not None:
         with there:

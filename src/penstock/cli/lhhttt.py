@@ -86,7 +86,10 @@ def serve_lhhttt(
     }
     options = checked_options("lhhttt", given, ServerOptions)
     with Ending() as ending, LhhtttServer(options) as server:
-        typer.echo(f"serving a queue at lhhttt://{server.address}")
+        urls = [f"lhhttt://{server.address}"]
+        urls += [f"lhhttt+tcp://{server.address}"] if tcp else []
+        urls += [f"lhhttt+unix:{unix}"] if unix is not None else []
+        typer.echo(f"serving a queue at {' and '.join(urls)}")
         sys.stdout.flush()
         ending.wait()
     books = server.statistics()

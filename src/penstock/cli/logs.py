@@ -141,7 +141,7 @@ def trim(
     if retain is not None or retain_age is not None or before is not None:
         limits = Limits(
             None if retain is None else parse_size(retain),
-            None if retain_age is None else parse_duration(retain_age),
+            None if retain_age is None else parse_duration(retain_age, "retain_age"),
             *_before(before),
         )
     done = log.trim_log(url, limits)

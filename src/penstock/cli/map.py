@@ -95,7 +95,7 @@ def show_map(
     ] = "localhost",
     port: Annotated[
         int | None,
-        typer.Option("--port", envvar="DMAP_PORT", help="Its port, if not 5434."),
+        typer.Option("--port", min=1, max=65535, envvar="DMAP_PORT", help="Its port, if not 5434."),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Numbers, for programs.")] = False,
     xml: Annotated[bool, typer.Option("--xml", help="XML, for programs.")] = False,

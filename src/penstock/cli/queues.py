@@ -34,6 +34,8 @@ _TABLES = {"readers", "cursors", "groups"}
 #: Details in bytes, and in seconds.
 _SIZES = {"bytes_on_disk", "retain"}
 _DURATIONS = {"retain_age"}
+#: Details that name something and count nothing.
+_IDENTIFIERS = {"epoch", "process"}
 _TITLES = {"bytes_on_disk": "on disk", "retain": "keeps at most", "retain_age": "keeps for"}
 
 
@@ -150,7 +152,7 @@ def _shown(name: str, value: object) -> str:
             return format_duration(value)
         case int() if name.endswith("_pid"):
             return f"process {value}"
-        case int() if name != "epoch":
+        case int() if name not in _IDENTIFIERS:
             return f"{value:,}"
         case list() | tuple():
             return ", ".join(str(item) for item in value)

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
     from penstock.protocols.lrose.ds_server import DsServer
 
-__all__ = ["INTERRUPTED", "Ending", "StopSign", "serve_until_stopped", "stop_on_signal"]
+__all__ = [
+    "INTERRUPTED",
+    "Ending",
+    "StopSign",
+    "interrupt_on_sigterm",
+    "serve_until_stopped",
+    "stop_on_signal",
+]
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +151,24 @@ def _sign_on_signal(grace: float) -> Iterator[StopSign]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for one, earlier in before.items():
             signal.signal(one, earlier)
+
+
+@contextlib.contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM interrupt the block as Ctrl-C does; a second one ends the process at once.
+
+    :raises KeyboardInterrupt: the signal came.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before)
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 _Server = TypeVar("_Server", bound="DsServer")

@@ -50,7 +50,7 @@ def top(
     app = StreamsApp(
         places or ["."],
         recursive=recursive or not places,
-        every=max(0.1, parse_duration(every)),
+        every=max(0.1, parse_duration(every, "every")),
         decode=decode,
     )
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):

@@ -92,8 +92,8 @@ def on(
         if command or not dead:
             work = Command(
                 command or (),
-                timeout=None if timeout is None else parse_duration(timeout),
-                grace=parse_duration(grace),
+                timeout=None if timeout is None else parse_duration(timeout, "timeout"),
+                grace=parse_duration(grace, "grace"),
                 stop=is_stopping,
                 output=_STDERR,
             )
@@ -102,13 +102,13 @@ def on(
             work,
             name=name,
             start=start,
-            policy=_policy(attempts, parse_duration(backoff)),
+            policy=_policy(attempts, parse_duration(backoff, "backoff")),
             state=state,
             info_name=info_name,
             tell=lambda happening: _tell(happening, as_json=as_json),
         )
         if not dead:
-            _follow(trigger, is_stopping, None if idle is None else parse_duration(idle))
+            _follow(trigger, is_stopping, None if idle is None else parse_duration(idle, "idle"))
         elif command:
             _try_again(trigger, is_stopping)
         else:

@@ -83,7 +83,8 @@ class RetryPolicy:
     backoff: Backoff = field(default_factory=Backoff)
     #: Attempts in all, the first included; None is no limit.
     max_attempts: int | None = 10
-    #: No attempt starts later than this many seconds after the first; None is no limit.
+    #: No attempt starts later than this many seconds after the first; None is no limit, 0 a single
+    #: attempt.
     max_elapsed: float | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +167,8 @@ class _Attempts:
         attempt, delay = next(self._failures)
         elapsed = self._clock.monotonic() - self._started
         policy = self._policy
+        if policy.max_elapsed == 0:  # one attempt was asked for: nothing was given up
+            return None
         if not policy.is_worth_retrying(error):
             why = "this error is not worth retrying"
         elif policy.max_attempts is not None and attempt >= policy.max_attempts:

@@ -83,10 +83,12 @@ def parse_size(value: str | int) -> int:
     return int(size)
 
 
-def parse_duration(value: str | float) -> float:
+def parse_duration(value: str | float, option: str = "duration") -> float:
     """Return the seconds meant by `5`, `"1.5s"`, `"250us"`, `"10ms"`, `"2m"`, `"1h"` or `"1d"`.
 
     A bare number is in seconds. Units are in lower case: `M` could be a month or a mega.
+
+    :param option: what an error names
 
     :raises InvalidOption: the value is not a duration, is negative or above 292 years
     """
@@ -95,14 +97,14 @@ def parse_duration(value: str | float) -> float:
         match = _QUANTITY.fullmatch(value.strip())
         unit = _DURATION_UNITS.get(match[2]) if match else None
         if match is None or unit is None:
-            raise InvalidOption("duration", value, "expected a duration such as 5s, 10ms or 2h")
+            raise InvalidOption(option, value, "expected a duration such as 5s, 10ms or 2h")
         seconds = Fraction(match[1]) * unit
     elif isinstance(value, bool):
-        raise InvalidOption("duration", value, "expected a duration such as 5s, 10ms or 2h")
+        raise InvalidOption(option, value, "expected a duration such as 5s, 10ms or 2h")
     else:
         seconds = value
     if not 0 <= seconds <= _LONGEST_SECONDS:  # written so that NaN is refused too
-        raise InvalidOption("duration", value, f"must be from 0 to {_LONGEST_SECONDS} seconds")
+        raise InvalidOption(option, value, f"must be from 0 to {_LONGEST_SECONDS} seconds")
     return float(seconds)
 
 

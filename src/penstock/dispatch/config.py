@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -61,8 +62,16 @@ def _ring(text: str) -> str:
     return text
 
 
+def _rings(text: str) -> str:
+    for field in re.findall(r"\{\w*\}", _ring(text)):
+        if field not in {"{authority}", "{ue_id}", "{ue_version}"}:  # or all get one ring
+            raise ValueError(f"{field} is no field: use {{authority}}, {{ue_id}}, {{ue_version}}")
+    return text
+
+
 Authority = Annotated[str, AfterValidator(check_authority)]
 _RingUrl = Annotated[str, AfterValidator(_ring)]
+_RingsUrl = Annotated[str, AfterValidator(_rings)]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -72,7 +81,7 @@ class RingConfig(ConfigModel):
     #: The ring that all of them append to.
     receive: _RingUrl | None = None
     #: The ring of a receiver, with {authority}, {ue_id} or {ue_version} in it.
-    send: _RingUrl | None = None
+    send: _RingsUrl | None = None
 
 
 class InProcessConfig(ConfigModel):

@@ -410,11 +410,12 @@ def numbers_of_delivered(messages: Delivered) -> list[int]:
     """Return the sequence numbers of the messages passed to `ack` or `nack`."""
     if isinstance(messages, Message):
         return [messages.seq]
-    import pyarrow as pa  # noqa: PLC0415 - not needed to wait for readers
+    if not isinstance(messages, list):
+        import pyarrow as pa  # noqa: PLC0415 - not needed to wait for readers
 
-    if isinstance(messages, pa.RecordBatch):
-        numbers: list[int] = messages.column("seq").to_pylist()
-        return numbers
+        if isinstance(messages, pa.RecordBatch):
+            numbers: list[int] = messages.column("seq").to_pylist()
+            return numbers
     return [message.seq for message in messages]
 
 

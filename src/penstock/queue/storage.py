@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import struct
 import threading
@@ -169,6 +170,7 @@ os.register_at_fork(
 )
 
 
+@functools.lru_cache
 def _flock(kind: int, byte: int, length: int = 1) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, byte, length, 0)
 

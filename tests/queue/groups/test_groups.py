@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -719,6 +721,29 @@ def test_a_damaged_state_is_named(url: str, writer: Writer, tmp_path: Path) -> N
     assert "begins anew" in str(caught.value.hint)
     (group,) = describe(url).details["groups"]
     assert "magic" in group["damage"]
+
+
+def test_a_record_of_no_known_kind_is_named_with_its_place(
+    url: str, writer: Writer, tmp_path: Path
+) -> None:
+    fill(writer, 1)
+    member(url).close()
+    (path,) = tmp_path.rglob("us.state")
+    data = path.read_bytes()
+    body = b"\xff of no kind"
+    # The checksum of a record goes on from that of the checkpoint and the bodies before it.
+    at = 52 + int.from_bytes(data[16:20], "little")
+    checksum = zlib.crc32(data[:at])
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        checksum = zlib.crc32(data[at + 8 : at + 8 + length], checksum)
+        at += 8 + length
+    path.write_bytes(data + struct.pack("<II", len(body), zlib.crc32(body, checksum)) + body)
+    with pytest.raises(DamagedQueue, match="a record") as caught:
+        member(url)
+    assert caught.value.offset == len(data)
+    (group,) = describe(url).details["groups"]
+    assert "a record" in group["damage"]
 
 
 # --- what people see ----------------------------------------------------------------------------

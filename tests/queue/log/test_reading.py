@@ -140,6 +140,17 @@ def test_a_number_is_found_in_its_segment(path: Path, seq: int) -> None:
         assert [m.seq for m in reader.available()] == list(range(seq, COUNT))
 
 
+@pytest.mark.parametrize("seq", [1, 3, 7, 8, 30, 0])
+def test_a_reader_skips_to_any_message_as_if_it_had_read_to_there(path: Path, seq: int) -> None:
+    with log_reader(path) as reader:
+        assert reader.read(0) is not None
+        reader.skip_to(seq)
+        assert [m.seq for m in reader.available()] == list(range(seq, COUNT))
+        assert reader.statistics().lost == 0
+        with pytest.raises(PositionError):
+            reader.skip_to(COUNT + 1)
+
+
 @pytest.mark.parametrize("late", [0, -STEP + 1])
 @pytest.mark.parametrize("seq", [0, 1, 7, 8, 9, 16, 33, 49])
 def test_a_moment_is_found_in_its_segment(path: Path, seq: int, late: int) -> None:

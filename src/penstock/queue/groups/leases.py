@@ -110,7 +110,7 @@ class Leases(Closable):
 
     def _join(self) -> int:
         with self._file.turn() as state:
-            self._reclaim_from_dead(state)
+            self._reclaim_from_dead(state, self._now())
             for member in range(MOST_MEMBERS):
                 if member not in state.members and self._file.claim(member):
                     self._file.add(Join(member, os.getpid(), time.time_ns()))
@@ -137,7 +137,7 @@ class Leases(Closable):
             if state.epoch not in epochs:
                 return None
             now = self._now()
-            self._reclaim_from_dead(state)
+            self._reclaim_from_dead(state, now)
             # Set before the leases are stored: a signal may interrupt this call right behind that.
             self._taken = taken = Taken([], [])
             if keys is None:
@@ -207,7 +207,7 @@ class Leases(Closable):
             if state.epoch not in epochs:
                 return True  # the next read adopts the epoch
             now = self._now()
-            self._reclaim_from_dead(state)
+            self._reclaim_from_dead(state, now)
             if state.key is None:
                 return state.map.next < end or bool(state.map.due(now))
             # As `_take_ordered` does: of each key only the first can be free.
@@ -340,10 +340,10 @@ class Leases(Closable):
 
     # --- members that died ---------------------------------------------------------------------
 
-    def _reclaim_from_dead(self, state: GroupState) -> None:
-        if self._now() < self._look_at:
+    def _reclaim_from_dead(self, state: GroupState, now: int) -> None:
+        if now < self._look_at:
             return
-        self._look_at = self._now() + round(_BETWEEN_LOOKS * _SECOND)
+        self._look_at = now + round(_BETWEEN_LOOKS * _SECOND)
         for member in [m for m in state.members if m != self._me and not self._file.is_alive(m)]:
             if spans := state.map.of_member(member):
                 self._file.add(Put(NOBODY, 0, [_entry(span) for span in spans]))

@@ -252,7 +252,7 @@ class GroupReader(Reader, Grouped):
         try:
             parts = self._lease_and_read(limit, read)
             found = join(parts) if parts else []
-            count, size = sum(map(len, parts)), sum(map(_bytes_of, parts))
+            count, size = len(found), _bytes_of(found)
             self._leases.keep_taken()
         except BaseException:  # also Ctrl-C: `acknowledge` must not settle what nobody got
             self._leases.give_back_taken()
@@ -377,7 +377,7 @@ class GroupReader(Reader, Grouped):
         # Unknown until it has read: a signal may come when the stream's reader has moved.
         stands_at, self._stands_at = self._stands_at, None
         if stands_at != first:
-            self._stream.seek(first)
+            self._stream.skip_to(first)
         found = read(self._stream, limit)
         self._stands_at = _last(found) + 1 if len(found) else None
         return found

@@ -83,19 +83,23 @@ class SettledMap:
         """Yield the parts of open spans from `first` up to `end`."""
         at = bisect_left(self.spans, first + 1, key=_end_of)
         while at < len(self.spans) and (span := self.spans[at]).first < end:
-            yield span._replace(first=max(span.first, first), end=min(span.end, end))
+            if span.first < first or span.end > end:
+                span = span._replace(first=max(span.first, first), end=min(span.end, end))
+            yield span
             at += 1
 
     def put(self, span: Span) -> None:
         """Set the state of messages: open ones, or the next fresh ones."""
-        assert span.first < span.end <= max(self.next, span.end if span.first == self.next else 0)
+        assert span.first < span.end
+        assert span.end <= self.next or span.first == self.next
+        spans = self.spans
         at = self._carve(span.first, span.end)
-        if at and span.follows(self.spans[at - 1]):
+        if at and span.follows(spans[at - 1]):
             at -= 1
-            span = self.spans.pop(at)._replace(end=span.end)
-        if at < len(self.spans) and self.spans[at].follows(span):
-            span = span._replace(end=self.spans.pop(at).end)
-        self.spans.insert(at, span)
+            span = spans.pop(at)._replace(end=span.end)
+        if at < len(spans) and spans[at].follows(span):
+            span = span._replace(end=spans.pop(at).end)
+        spans.insert(at, span)
         self.next = max(self.next, span.end)
         self._soonest = min(self._soonest, span.until)
 
@@ -126,6 +130,8 @@ class SettledMap:
     def _carve(self, first: int, end: int) -> int:
         """Remove open messages from `first` up to `end`; return their index in `spans`."""
         spans = self.spans
+        if first >= self.next:
+            return len(spans)
         low = bisect_left(spans, first + 1, key=_end_of)
         high = low
         left: list[Span] = []

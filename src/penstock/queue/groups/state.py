@@ -26,7 +26,6 @@ __all__ = [
     "Renumber",
     "Restart",
     "Settle",
-    "decode",
 ]
 
 #: Kind; then by kind: member and until, ending, member with pid and time, epoch and number.
@@ -71,6 +70,9 @@ _LOSSES: Final = {
     Ending.DAMAGED: DropReason.DAMAGED,
 }
 
+#: By number: faster than `Ending(…)`.
+_ENDINGS: Final = {int(ending): ending for ending in Ending}
+
 
 class Member(NamedTuple):
     """A reader of a group: its process, and when it joined."""
@@ -80,6 +82,8 @@ class Member(NamedTuple):
 
 
 # --- records that change the state -----------------------------------------------------------
+#
+# A record is applied from its bytes, by the member that made it as by all others.
 
 
 class Put(NamedTuple):
@@ -94,10 +98,16 @@ class Put(NamedTuple):
         spans = b"".join([_SPAN.pack(*span) for span in self.spans])
         return _PUT.pack(_PUT_KIND, self.member, self.until) + spans
 
-    @classmethod
-    def decode(cls, body: bytes) -> Put:
+    @staticmethod
+    def apply(body: bytes, state: GroupState) -> None:
         _, member, until = _PUT.unpack_from(body)
-        return cls(member, until, list(_SPAN.iter_unpack(body[_PUT.size :])))
+        for first, end, deliveries, key in _SPAN.iter_unpack(body[_PUT.size :]):
+            if deliveries > 1 or member == NOBODY:
+                # `more` is negative for a lease that was returned undelivered.
+                for part in state.map.within(first, end):
+                    more = max(deliveries, 1) - max(part.deliveries, 1)
+                    state.redelivered += part.size * more
+            state.map.put(Span(first, end, deliveries, member, until, key))
 
 
 class Settle(NamedTuple):
@@ -110,9 +120,15 @@ class Settle(NamedTuple):
         ranges = b"".join([_RANGE.pack(*pair) for pair in self.ranges])
         return _SETTLE.pack(_SETTLE_KIND, self.ending) + ranges
 
-    @classmethod
-    def decode(cls, body: bytes) -> Settle:
-        return cls(Ending(body[1]), list(_RANGE.iter_unpack(body[_SETTLE.size :])))
+    @staticmethod
+    def apply(body: bytes, state: GroupState) -> None:
+        ending = _ENDINGS[body[1]]
+        loss = ending.loss
+        for first, end in _RANGE.iter_unpack(body[_SETTLE.size :]):
+            state.map.settle(first, end)
+            state.settled[ending] += end - first
+            if loss is not None:
+                state.losses.add(Loss(first, end - 1, loss))
 
 
 class Join(NamedTuple):
@@ -125,9 +141,10 @@ class Join(NamedTuple):
     def encode(self) -> bytes:
         return _JOIN.pack(_JOIN_KIND, *self)
 
-    @classmethod
-    def decode(cls, body: bytes) -> Join:
-        return cls(*_JOIN.unpack(body)[1:])
+    @staticmethod
+    def apply(body: bytes, state: GroupState) -> None:
+        _, member, pid, joined_ns = _JOIN.unpack(body)
+        state.members[member] = Member(pid, joined_ns)
 
 
 class Leave(NamedTuple):
@@ -138,9 +155,10 @@ class Leave(NamedTuple):
     def encode(self) -> bytes:
         return _LEAVE.pack(_LEAVE_KIND, *self)
 
-    @classmethod
-    def decode(cls, body: bytes) -> Leave:
-        return cls(*_LEAVE.unpack(body)[1:])
+    @staticmethod
+    def apply(body: bytes, state: GroupState) -> None:
+        _, member = _LEAVE.unpack(body)
+        state.members.pop(member, None)
 
 
 class Renumber(NamedTuple):
@@ -152,9 +170,10 @@ class Renumber(NamedTuple):
     def encode(self) -> bytes:
         return _EPOCH.pack(_RENUMBER_KIND, *self)
 
-    @classmethod
-    def decode(cls, body: bytes) -> Renumber:
-        return cls(*_EPOCH.unpack(body)[1:])
+    @staticmethod
+    def apply(body: bytes, state: GroupState) -> None:
+        _, state.epoch, cut = _EPOCH.unpack(body)
+        state.reverted += state.map.cut(cut)
 
 
 class Restart(NamedTuple):
@@ -166,26 +185,17 @@ class Restart(NamedTuple):
     def encode(self) -> bytes:
         return _EPOCH.pack(_RESTART_KIND, *self)
 
-    @classmethod
-    def decode(cls, body: bytes) -> Restart:
-        return cls(*_EPOCH.unpack(body)[1:])
+    @staticmethod
+    def apply(body: bytes, state: GroupState) -> None:
+        _, state.epoch, first = _EPOCH.unpack(body)
+        state.map = SettledMap(first)
+        state.restarts += 1
 
 
 Record: TypeAlias = Put | Settle | Join | Leave | Renumber | Restart
 #: Indexed by kind, the first byte of a record.
 _RECORDS: Final[tuple[type[Record], ...]] = (Put, Settle, Join, Leave, Renumber, Restart)
 _PUT_KIND, _SETTLE_KIND, _JOIN_KIND, _LEAVE_KIND, _RENUMBER_KIND, _RESTART_KIND = range(6)
-
-
-def decode(body: bytes) -> Record:
-    """Decode a record.
-
-    :raises ValueError: the bytes are no record.
-    """
-    try:
-        return _RECORDS[body[0]].decode(body)
-    except (struct.error, IndexError) as error:
-        raise ValueError(f"no record of a group: {error}") from None
 
 
 # --- the state -------------------------------------------------------------------------------
@@ -208,41 +218,15 @@ class GroupState:
     restarts: int = 0
     losses: LossLedger = field(default_factory=LossLedger)
 
-    def apply(self, record: Record) -> None:
-        """Apply a record."""
-        match record:
-            case Put():
-                self._put(record)
-            case Settle():
-                self._settle(record)
-            case Join(index, pid, joined_ns):
-                self.members[index] = Member(pid, joined_ns)
-            case Leave(index):
-                self.members.pop(index, None)
-            case Renumber(epoch, cut):
-                self.epoch = epoch
-                self.reverted += self.map.cut(cut)
-            case Restart(epoch, first):
-                self.epoch = epoch
-                self.map = SettledMap(first)
-                self.restarts += 1
+    def apply(self, body: bytes) -> None:
+        """Apply a record.
 
-    def _put(self, record: Put) -> None:
-        member, until, spans = record
-        for first, end, deliveries, key in spans:
-            if deliveries > 1 or member == NOBODY:
-                # `more` is negative for a lease that was returned undelivered.
-                for part in self.map.within(first, end):
-                    more = max(deliveries, 1) - max(part.deliveries, 1)
-                    self.redelivered += part.size * more
-            self.map.put(Span(first, end, deliveries, member, until, key))
-
-    def _settle(self, record: Settle) -> None:
-        for first, end in record.ranges:
-            self.map.settle(first, end)
-            self.settled[record.ending] += end - first
-            if record.ending.loss is not None:
-                self.losses.add(Loss(first, end - 1, record.ending.loss))
+        :raises ValueError: the bytes are no record.
+        """
+        try:
+            _RECORDS[body[0]].apply(body, self)
+        except (struct.error, LookupError) as error:
+            raise ValueError(f"no record of a group: {error}") from None
 
     def to_json(self) -> bytes:
         """Encode the state for a checkpoint."""

@@ -20,7 +20,7 @@ from penstock.core.errors import (
 from penstock.core.interfaces import Closable
 from penstock.core.whole_files import make_as_folder, make_folder, sync_names, write_whole
 from penstock.queue.groups.settled import NOBODY
-from penstock.queue.groups.state import GroupState, Put, Record, decode
+from penstock.queue.groups.state import GroupState, Put, Record
 from penstock.queue.storage import LockFile, storage_error, storage_errors
 from penstock.queue.wide.file import boot_id
 
@@ -83,7 +83,7 @@ class StateFile(Closable):
         self._start = self._at = self._crc = 0
         #: Whether the copy must be reloaded, because the last turn failed.
         self._is_stale = True
-        self._pending: list[Record] = []
+        self._pending: list[bytes] = []
         #: Count of records applied, of all members, since the file was opened.
         self.changes = 0
         lock = folder / f"{name}{_LOCK}"
@@ -133,8 +133,9 @@ class StateFile(Closable):
 
     def add(self, record: Record) -> None:
         """Apply a record; only within a turn."""
-        self.state.apply(record)
-        self._pending.append(record)
+        body = record.encode()
+        self.state.apply(body)
+        self._pending.append(body)
         self.changes += 1
 
     def sync(self) -> None:
@@ -199,14 +200,10 @@ class StateFile(Closable):
         self._replay(data[self._start :])
 
     def _replay(self, data: bytes) -> None:
-        at = 0
-        for body, crc in _frames(data, self._crc):
-            self.state.apply(_decoded(str(self.path), self._at + at, body))
-            at += _FRAME.size + len(body)
-            self._crc = crc
-            self.changes += 1
-        self._at += at
-        if at < len(data):
+        size, count, self._crc = _apply_records(self.state, data, self._crc, self.path, self._at)
+        self._at += size
+        self.changes += count
+        if size < len(data):
             # A torn record of a member that died while writing: no member applies it.
             os.ftruncate(self._fd, self._at)
 
@@ -218,8 +215,7 @@ class StateFile(Closable):
             self._load()
             return
         crc, data = self._crc, bytearray()
-        for record in self._pending:
-            body = record.encode()
+        for body in self._pending:
             crc = zlib.crc32(body, crc)
             data += _FRAME.pack(len(body), crc) + body
         written = os.pwrite(self._fd, data, self._at)
@@ -239,7 +235,7 @@ class StateFile(Closable):
         """End all leases and waits after a reboot: no member is left, and the clock restarted."""
         spans = [(s.first, s.end, s.deliveries, s.key) for s in self.state.map.spans]
         self.state.members.clear()
-        self.state.apply(Put(NOBODY, 0, spans))
+        self.state.apply(Put(NOBODY, 0, spans).encode())
         self._write_checkpoint(self.state, self._identity)
         self._load()
 
@@ -263,8 +259,7 @@ def look(folder: Path, name: str) -> tuple[GroupState, set[int]]:
         except FileNotFoundError:
             raise NotFound(f"there is no group at {path}") from None
     _, _, state, start = _checkpoint(str(path), data)
-    for body, _ in _frames(data[start:], zlib.crc32(data[:start])):
-        state.apply(_decoded(str(path), start, body))
+    _apply_records(state, data[start:], zlib.crc32(data[:start]), path, start)
     try:
         locks = LockFile(str(folder / f"{name}{_LOCK}"))
     except OSError:
@@ -312,24 +307,28 @@ def _checkpoint(path: str, data: bytes) -> tuple[bytes, bytes, GroupState, int]:
         raise DamagedQueue(path, "the checkpoint", 20, "a state", error, hint=hint) from None
 
 
-def _frames(data: bytes, crc: int) -> Iterator[tuple[bytes, int]]:
-    """Yield complete records, each with the running checksum."""
-    at = 0
-    while at + _FRAME.size <= len(data):
+def _apply_records(
+    state: GroupState, data: bytes, crc: int, path: Path, start: int
+) -> tuple[int, int, int]:
+    """Apply the complete records that `data` starts with; return their size, count and checksum.
+
+    :param crc: checksum up to `start`, where `data` is in the file
+    """
+    at = count = 0
+    while (begin := at + _FRAME.size) < len(data):
         length, expected = _FRAME.unpack_from(data, at)
-        body = data[at + _FRAME.size : at + _FRAME.size + length]
+        body = data[begin : begin + length]
         if not 0 < length <= _LARGEST_RECORD or len(body) < length:
-            return
-        crc = zlib.crc32(body, crc)
-        if crc != expected:
-            return
-        yield body, crc
-        at += _FRAME.size + length
-
-
-def _decoded(path: str, at: int, body: bytes) -> Record:
-    try:
-        return decode(body)
-    except ValueError as error:
-        hint = "restore it, or move it away: then the group begins anew"
-        raise DamagedQueue(path, "a record", at, "one of a group", error, hint=hint) from None
+            break
+        if (checksum := zlib.crc32(body, crc)) != expected:
+            break
+        try:
+            state.apply(body)
+        except ValueError as error:
+            hint = "restore it, or move it away: then the group begins anew"
+            raise DamagedQueue(
+                str(path), "a record", start + at, "one of a group", error, hint=hint
+            ) from None
+        at, crc = begin + length, checksum
+        count += 1
+    return at, count, crc

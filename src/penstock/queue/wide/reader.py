@@ -222,6 +222,13 @@ class WideReader(
         if self._options.hold and self._next < before:
             tell_writers(self._file)
 
+    def skip_to(self, seq: int) -> None:
+        """Seek to a number; to one that is at hand as if those before it had been read."""
+        if self._next <= seq < self._head:
+            self._next = seq
+        else:
+            self.seek(seq)
+
     def _stand_at(self, place: Position) -> None:
         match place.anchor:
             case "start":

@@ -73,7 +73,8 @@ class FailuresAtOnce:
         if report.failed:
             last = (report.longreprtext.strip().splitlines() or [""])[-1]
             self._terminal.ensure_newline()
-            self._terminal.write_line(f"failed after {report.duration:.0f} s: {report.nodeid}: {last}")
+            took = f"{report.duration:.0f} s"
+            self._terminal.write_line(f"failed after {took}: {report.nodeid}: {last}")
 
 
 def pytest_collection_finish() -> None:

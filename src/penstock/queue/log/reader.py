@@ -331,12 +331,12 @@ class LogReader(WideReader):
     def _take(self, limit: int) -> list[Message]:
         self._confirm()
         self._has_taken = False
-        self._is_in_call = True
+        outer, self._is_in_call = self._is_in_call, True
         try:
             try:
                 return self._collect_segments(limit)
             finally:
-                self._is_in_call = False
+                self._is_in_call = outer
         except BaseException:
             self._put_back()
             raise

@@ -416,8 +416,8 @@ class WideReader(
         """Read messages, and convert them into a batch."""
         from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
 
-        messages = self.read_many(n, timeout)
-        self._is_in_call = True  # until the batch is returned
+        # Not `read_many`: the call lasts until the batch is returned.
+        messages = (self._take(n) or self._wait_and_take(n, timeout)) if n > 0 else []
         return batch_from_messages(messages, origins=origins)
 
     def _is_renumbered(self) -> bool:

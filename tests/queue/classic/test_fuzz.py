@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: Nothing takes this long (seconds), however damaged.
-LONGEST = 5.0
+LONGEST = 20.0
 #: Nothing takes this much memory (KiB).
 LARGEST = 200 << 10
 

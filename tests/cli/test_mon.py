@@ -188,7 +188,8 @@ def test_a_pipe_gets_a_line_for_each_interval(tmp_path: Path) -> None:
     assert lines[1].split()[1:5] == ["0", "0.0", "-", "-"]
 
 
-def test_json_is_an_object_a_line_until_it_is_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_json_is_an_object_a_line_until_it_is_stopped(tmp_path: Path, number: int) -> None:
     url = f"fmq:{tmp_path}/a"
     fill(url, 3)
     with (
@@ -201,7 +202,7 @@ def test_json_is_an_object_a_line_until_it_is_stopped(tmp_path: Path) -> None:
         found = [json.loads(process.stdout.readline())]
         writer.write_many([bytes(10)] * 7)
         found += [json.loads(process.stdout.readline()) for _ in range(2)]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(20) == 0
     assert sum(each["messages"] for each in found) == 7
     assert sum(each["bytes"] for each in found) == 70

@@ -19,7 +19,6 @@ import typer
 
 from penstock.cli.messages import LOST, Url, is_finite
 from penstock.cli.output import note
-from penstock.cli.signals import interrupt_on_sigterm
 from penstock.core import endpoints
 from penstock.core.errors import AlreadyExists, NotFound, PenstockError, StorageError, Unsupported
 from penstock.core.units import format_duration, format_size, parse_size
@@ -120,12 +119,11 @@ def bench(
             f"{url} is there already, and {count:,} messages would be written to it",
             hint="choose another, or add --force",
         )
-    with interrupt_on_sigterm():
-        try:
-            found = measure(url, count, length, rate, readers, batch, note)
-        finally:
-            if is_new:
-                _remove(url)
+    try:
+        found = measure(url, count, length, rate, readers, batch, note)
+    finally:
+        if is_new:
+            _remove(url)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
     else:

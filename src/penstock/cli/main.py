@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 import traceback
 from functools import cache, partial
@@ -23,7 +24,7 @@ from penstock.cli.output import (
     one_line,
     output_refused,
 )
-from penstock.cli.signals import INTERRUPTED
+from penstock.cli.signals import INTERRUPTED, interrupt
 from penstock.core.redaction import Redacted
 
 if TYPE_CHECKING:
@@ -173,7 +174,11 @@ def _is_only_logged(record: logging.LogRecord) -> bool:
 
 
 def main() -> None:
-    """Run the command: errors are one line on stderr and exit code 1, usage 2, Ctrl-C 130."""
+    """Run the command: errors are one line on stderr and exit code 1, usage 2, Ctrl-C 130.
+
+    SIGTERM does what Ctrl-C does; commands that run until then have handlers of their own.
+    """
+    signal.signal(signal.SIGTERM, interrupt)
     _fill_closed_streams()
     arguments = sys.argv[1:]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments

@@ -16,7 +16,6 @@ import typer
 
 from penstock.cli.message_text import unescaped
 from penstock.cli.output import is_terminal, note
-from penstock.cli.signals import interrupt_on_sigterm
 from penstock.core.capabilities import AllOrNone
 from penstock.core.endpoints import describe, open_writer, storage_of
 from penstock.core.errors import NotFound, PenstockError, StorageError, Unsupported
@@ -170,26 +169,25 @@ def put(
     ending = _ending(delimiter, null)
     _check_inputs([*(file or []), *([] if jsonl is None else [Path(jsonl)])])
     is_new = not is_there(url)
-    with interrupt_on_sigterm():
-        writer = writer_to(url, register)
-        # What is there if it ends early: nothing of a file.
-        kept = WriterStatistics(0, 0, 0, 0, 0.0, None) if isinstance(writer, AllOrNone) else None
-        with progress_told(lambda: _written(kept or writer.statistics())):
-            with writer, contextlib.closing(_Pace(writer, rate)) as paced:
-                for each in text or []:
-                    if each == "-":
-                        _put_lines(paced, ending, type, subtype)
-                    else:
-                        _put_pieces(paced, [os.fsencode(each)], type, subtype)
-                for path in file or []:
-                    _put_pieces(paced, [_read_file(path)], type, subtype)
-                if is_piped:
+    writer = writer_to(url, register)
+    # What is there if it ends early: nothing of a file.
+    kept = WriterStatistics(0, 0, 0, 0, 0.0, None) if isinstance(writer, AllOrNone) else None
+    with progress_told(lambda: _written(kept or writer.statistics())):
+        with writer, contextlib.closing(_Pace(writer, rate)) as paced:
+            for each in text or []:
+                if each == "-":
                     _put_lines(paced, ending, type, subtype)
-                if jsonl is not None:
-                    _put_json_lines(paced, jsonl, type, subtype)
-                writer.flush()
-            kept = written = writer.statistics()
-            typer.echo(_written(written))
+                else:
+                    _put_pieces(paced, [os.fsencode(each)], type, subtype)
+            for path in file or []:
+                _put_pieces(paced, [_read_file(path)], type, subtype)
+            if is_piped:
+                _put_lines(paced, ending, type, subtype)
+            if jsonl is not None:
+                _put_json_lines(paced, jsonl, type, subtype)
+            writer.flush()
+        kept = written = writer.statistics()
+        typer.echo(_written(written))
     if writer.statistics().untaken or (is_new and lacks_messages(url, written.messages)):
         raise typer.Exit(LOST)
 

@@ -25,7 +25,7 @@ __all__ = [
     "INTERRUPTED",
     "Ending",
     "StopSign",
-    "interrupt_on_sigterm",
+    "interrupt",
     "serve_until_stopped",
     "stop_on_signal",
 ]
@@ -153,22 +153,13 @@ def _sign_on_signal(grace: float) -> Iterator[StopSign]:
             signal.signal(one, earlier)
 
 
-@contextlib.contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM interrupt the block as Ctrl-C does; a second one ends the process at once.
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM as Ctrl-C is handled; a second one ends the process at once.
 
-    :raises KeyboardInterrupt: the signal came.
+    :raises KeyboardInterrupt: always.
     """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, before)
-        signal.default_int_handler(number, frame)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(number, signal.SIG_DFL)
+    signal.default_int_handler(number, frame)
 
 
 _Server = TypeVar("_Server", bound="DsServer")

@@ -544,7 +544,8 @@ def test_a_message_that_cannot_fit_is_refused_and_those_before_it_are_there(
         with pytest.raises(InvalidOption):
             writer.write(b"", type=2**31)
     with open_reader(url) as reader:
-        assert [m.payload for m in reader.available()] == [b"a", b"b", b"goes on"]
+        behind = [] if either == fmq_server.url else [b"c"]  # as by LROSE's own server
+        assert [m.payload for m in reader.available()] == [b"a", b"b", *behind, b"goes on"]
     if either == fmq_server.url:
         assert (books.messages, books.refused) == (2, 3)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -21,8 +22,13 @@ from penstock.protocols.uprotocol import (
     request,
     response,
 )
-from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, ListenerRegistry
+from penstock.protocols.uprotocol.transports.listeners import (
+    Acknowledging,
+    ListenerLimits,
+    ListenerRegistry,
+)
 from protocols.uprotocol.vectors import cases
+from support.until import until
 from support.waiting import SOON, background, waits
 
 TOPIC = UUri("vehicle1", 0x10AB, 1, 0x8001)
@@ -300,6 +306,60 @@ def test_what_waits_is_limited_and_the_rest_is_counted() -> None:
     assert outcomes[2].status is not None
     assert there.statistics()["overflowed"] == 1
     there.clear()
+    assert balances(there)
+
+
+def test_a_crowd_displaces_no_message_of_a_listener_that_is_behind() -> None:
+    acknowledged: list[object] = []
+    there = ListenerRegistry(
+        "vehicle1",
+        ListenerLimits(waiting=32),
+        acknowledging=Acknowledging(acknowledged.append, lambda _: False, most=16),
+    )
+    mine = [notification(TOPIC, ENTITY, b"%d" % number) for number in range(100)]
+    others = [notification(TOPIC, ENTITY.replace(ue_id=9)) for _ in mine]
+    there.dispatch(mine[0], token=mine[0])
+    heard: list[UMessage] = []
+    may_go_on = threading.Event()
+
+    def hear(message: UMessage) -> None:
+        may_go_on.wait(SOON)
+        heard.append(message)
+
+    listen(there, hear, TOPIC, ENTITY)
+
+    def arrive() -> None:
+        for message in chain(*zip(mine[1:], others, strict=False)):
+            if not there.dispatch(message, token=message).is_kept:
+                acknowledged.append(message)  # noqa: PERF401 - read meanwhile
+
+    with background(arrive) as arriving:
+        until(lambda: there.statistics()["waiting"] == 32)
+        assert waits(arriving)  # for room
+        assert 0 < len(acknowledged) < len(others)
+        assert acknowledged == others[: len(acknowledged)]
+        may_go_on.set()
+    until(lambda: len(heard) == len(mine) and balances(there))
+    assert heard == mine
+    assert [it for it in acknowledged if it in mine] == mine
+    assert there.statistics()["displaced"] == len(others) - 1 - there.statistics()["waiting"]
+
+
+def test_a_crowd_displaces_nothing_that_came_for_a_subscription_of_an_earlier_process() -> None:
+    acknowledged: list[object] = []
+    there = ListenerRegistry(
+        "vehicle1",
+        ListenerLimits(waiting=8),
+        acknowledging=Acknowledging(acknowledged.append, lambda _: False, most=4),
+    )
+    is_known = False
+    for number in range(8):
+        there.dispatch(publish(TOPIC), token=number, came_for=lambda: ((), is_known))
+    assert acknowledged == []
+    is_known = True  # none of its patterns has a listener
+    there.dispatch(publish(TOPIC), token=8, came_for=lambda: ((), is_known))
+    assert acknowledged == [0]
+    assert there.statistics()["displaced"] == 1
     assert balances(there)
 
 

@@ -451,8 +451,9 @@ class ListenerRegistry:
             self._counts.add("repeated")
             return _KEPT
         most = None if self._acknowledging is None else self._acknowledging.most
-        if most is not None and len(self._unheard) >= most:
-            self._dropped.append(self._unheard.pop(0).token)
+        is_crowded = most is not None and len(self._unheard) >= most
+        if is_crowded and (at := self._displaceable()) is not None:
+            self._dropped.append(self._unheard.pop(at).token)
             self._unheard.generation += 1
             self._counts.add("displaced")
         elif self._unheard.is_full and not _inside.depth:
@@ -464,6 +465,19 @@ class ListenerRegistry:
                 return _FULL
         self._unheard.add(entry)
         return _KEPT
+
+    def _displaceable(self) -> int | None:
+        """Return the oldest waiting message that nobody here listens to, or will be told of.
+
+        Not one for a listener that has yet to work through what waited before it, nor one that came
+        for a subscription of an earlier process: that is registered again in a moment.
+        """
+        for at, it in enumerate(self._unheard):
+            if it.came_for()[1] and not self._is_pulled(it):
+                found, _ = self._found(it.message, None, it.served)
+                if not found:
+                    return at
+        return None
 
     def _is_unwanted(self, entry: PendingMessage) -> bool:
         """Tell whether all listeners of such a message were unregistered."""

@@ -41,8 +41,8 @@ class Acknowledging(NamedTuple):
     taken: Callable[[object], None]
     #: Whether the transport redelivers a message, so that this copy is void.
     is_void: Callable[[object], bool]
-    #: Number of waiting messages from which the oldest is dropped, for a transport that also brings
-    #: messages for others; None: the transport is blocked when there is no room.
+    #: Number of waiting messages from which the oldest that nobody here listens to is dropped, if
+    #: the transport also brings messages for others; None: it is blocked when there is no room.
     most: int | None = None
 
 

@@ -405,6 +405,21 @@ def test_r11_calls_that_wait_behind_one_of_a_stopped_method_pass_when_it_expires
     assert world.far.arrived[THERE] == calls[1:]
 
 
+def test_r11_calls_that_wait_behind_one_of_a_stopped_method_pass_when_it_is_superseded(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(policies=[Policy(topic=METHOD, delivery=Delivery.LATEST)])
+    world.dispatcher.stop_topic(METHOD)
+    behind = world.request(method=METHOD.with_resource(8))
+    world.ingest(world.request(), behind)
+    world.run(0.1)
+    assert world.far.arrived[THERE] == []
+    world.ingest(world.request())
+    world.run(0.1)
+    assert world.dispatcher.books().copies.superseded == 1
+    assert world.far.arrived[THERE] == [behind]
+
+
 def test_r11_stop_does_not_lose_what_is_in_flight_and_no_delivery_begins_after_it(
     tmp_path: Path,
 ) -> None:

@@ -19,7 +19,9 @@ from penstock.core.retry import Backoff
 from penstock.dispatch import Access, Delivery, Limits, Policy, Retry, Routes, Rule, outlets
 from penstock.dispatch.books import Books
 from penstock.dispatch.outbox import Entry, Outbox, OutboxBooks, Part
+from penstock.dispatch.outbox.log import OutboxLog
 from penstock.dispatch.outbox.state import save_notes
+from penstock.dispatch.outbox.store import Store
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
 from support.waiting import SOON, background, waits
@@ -320,6 +322,47 @@ def test_a_full_disk_while_a_receiver_makes_room_counts_its_messages_once(
     again = world.reopen()
     assert again.dispatcher.books().copies.stored == 6
     again.close()
+
+
+@pytest.mark.parametrize("call", ["suspend", "let_go"])
+def test_a_receiver_that_makes_room_is_removed_quietly_also_by_a_failing_device(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    call: str,
+) -> None:
+    world = World(tmp_path, limits=Limits(receivers=1))
+    world.ingest(world.notify(b"1"))
+    world.run()
+    for outlet in world.dispatcher._outlets.all():
+        outlet.outbox.tend()  # now it has files
+    world.ingest(world.notify(b"2"))  # and a log that is open
+    world.run()
+    owner = {"suspend": OutboxLog, "let_go": Store}[call]
+    close = getattr(owner, call)
+
+    def fail(self: object) -> None:
+        close(self)
+        raise StorageError("syncing", "log", OSError(errno.EIO, "broken"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, fail)
+        if call == "suspend":  # nothing is removed yet
+            with pytest.raises(StorageError):
+                world.ingest(world.notify(b"a", sink=ALICE))
+            assert [it.receiver.address for it in world.dispatcher.receivers()] == [BOB]
+        else:
+            world.ingest(world.notify(b"a", sink=ALICE))
+            assert "was not closed well" in caplog.text
+    caplog.clear()
+    for sink in (ALICE, BOB):
+        world.ingest(world.notify(b"3", sink=sink))
+        world.run()
+    assert world.local.payloads(BOB) == [b"1", b"2", b"3"]
+    assert world.local.payloads(ALICE)[-1:] == [b"3"]
+    assert "removed" not in caplog.text
+    world.balance()
+    world.close()
 
 
 def test_books_that_are_read_while_a_receiver_makes_room_count_its_messages_once(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.dispatch.books import Ledger
-    from penstock.dispatch.outbox import Appended, Item, Order, Outbox, OutboxBooks, Part
+    from penstock.dispatch.outbox import Appended, Entry, Item, Order, Outbox, OutboxBooks, Part
     from penstock.dispatch.redelivery import Attempts, Verdict
     from penstock.dispatch.routes import Receiver, Routing
     from penstock.dispatch.scheduler import Scheduler
@@ -138,6 +138,11 @@ class Outlet:
         refused = [entry.raw for appended in found for entry in appended.refused]
         self._ledger.add(copies=stored, copies_stored=stored)
         self._release_callers(evicted)
+        if any(appended.superseded for appended in found):
+            # A message has the source of those that it supersedes.
+            for part in parts:
+                if part.latest is not None:
+                    self._release_callers(part.columns.entries())
         return [*map(self._evicted, evicted), *self.refuse(refused, came_by)]
 
     def retire(self, remove: Callable[[OutboxBooks], None]) -> bool:
@@ -370,7 +375,7 @@ class Outlet:
             self.outbox.give_back(items)
             self._tell_of_expiry([item.expires_at_ms for item in items])
 
-    def _release_callers(self, gone: Sequence[Item]) -> None:
+    def _release_callers(self, gone: Sequence[Item] | Sequence[Entry]) -> None:
         """Unblock callers whose request to a stopped method has left the queue.
 
         Only requests need this: one caller may call several methods; any other source sends on one

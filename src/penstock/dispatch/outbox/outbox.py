@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.errors import Closed, InvalidOption, MessageTooLarge
+from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError
 from penstock.core.interfaces import Closable
 from penstock.dispatch.outbox.backlog import BacklogOptions
 from penstock.dispatch.outbox.log import CLASSES, OVERHEAD, Columns, Entry, Item, encode, key_of
@@ -33,6 +34,8 @@ __all__ = [
     "OutboxBooks",
     "make_room",
 ]
+
+log = logging.getLogger(__name__)
 
 
 class OutboxBooks(NamedTuple):
@@ -488,9 +491,14 @@ class Outbox(Closable):
         with self._upkeep, self._lock:
             if self._is_closed or self._backlog.queued:
                 return False
+            # What may fail comes first, and opens again on demand if `remove` fails.
+            self._backlog.log.suspend()
             remove(self._books())
             self._is_closed = True
-            self._store.let_go()
+            try:
+                self._store.let_go()
+            except PenstockError:
+                log.warning("%s, which is removed, was not closed well", self.folder, exc_info=True)
             return True
 
     def discard(self) -> None:

@@ -226,6 +226,16 @@ def test_the_details_of_an_error_reach_the_caller(server: RpcServer, client: Rpc
     assert error.status == UStatus(UCode.NOT_FOUND, "why", details)
 
 
+def test_details_that_no_answer_can_have_are_an_internal_error(
+    server: RpcServer, client: RpcClient
+) -> None:
+    def fail(_: UMessage) -> bytes:
+        raise UStatusError(UCode.NOT_FOUND, "why", details=(b"no Any",))
+
+    server.register_request_handler(METHOD, fail)
+    assert code_of(client.invoke_method(METHOD)) == UCode.INTERNAL
+
+
 @pytest.mark.parametrize(
     ("format", "message"),
     [
@@ -444,6 +454,23 @@ def test_a_service_may_wrap_its_answer_in_an_any(
         service.register_request_handler(1, lambda _: payload)
         status = Subscriber(transport, client).subscribe(SERVER.resource(0x8001), print)
         assert status.result(SOON) == SubscriptionStatus.SUBSCRIBE_PENDING
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        UPayload(b"\x08\x02", UPayloadFormat.TEXT),
+        UPayload(b"\xff", UPayloadFormat.PROTOBUF),
+        UPayload(b"\xff", UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY),
+    ],
+)
+def test_an_answer_of_the_service_that_is_no_protobuf_is_an_error(
+    transport: InProcessTransport, client: RpcClient, answer: UPayload
+) -> None:
+    with RpcServer(transport, LocalUriProvider("vehicle1", 0, 4)) as service:
+        service.register_request_handler(1, lambda _: answer)
+        subscribed = Subscriber(transport, client).subscribe(SERVER.resource(0x8001), print)
+        assert code_of(subscribed) == UCode.DATA_LOSS
 
 
 def test_changes_that_a_subscriber_is_told_of_wait_for_nobody(

@@ -388,9 +388,10 @@ class RpcServer(Closable):
 
     def _answer_of(self, handler: RequestHandler, message: UMessage) -> UMessage:
         try:
-            return response(message, **payload_fields(handler(message)))
-        except UStatusError as error:
-            return error_response(message, error.code, error.message, details=error.details)
+            try:
+                return response(message, **payload_fields(handler(message)))
+            except UStatusError as error:
+                return error_response(message, error.code, error.message, details=error.details)
         except Exception as error:
             log.exception("the handler of %s failed", message.attributes.sink)
             return error_response(message, UCode.INTERNAL, f"{type(error).__name__}: {error}")

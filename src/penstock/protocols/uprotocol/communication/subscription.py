@@ -118,11 +118,11 @@ def _take(message: UMessage) -> None:
 
 
 def _status(payload: UPayload) -> SubscriptionStatus:
-    try:
-        answer = proto.SubscribeResponse.FromString(payload.protobuf or b"")
-        return SubscriptionStatus(answer.status)
-    except proto.UNDECODABLE:
-        raise UStatusError(UCode.DATA_LOSS, "the service's answer does not decode") from None
+    with suppress(*proto.UNDECODABLE):
+        encoded = payload.protobuf
+        if encoded is not None:
+            return SubscriptionStatus(proto.SubscribeResponse.FromString(encoded).status)
+    raise UStatusError(UCode.DATA_LOSS, "the service's answer does not decode")
 
 
 def _then(

@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -179,6 +180,31 @@ def test_a_follower_of_a_silent_network_ends_soon(tmp_path: Path) -> None:
             assert process.wait(timeout=SOON) == 130
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_call_that_lets_no_handler_run_is_ended_soon(tmp_path: Path, number: int) -> None:
+    with (
+        served(tmp_path) as server,
+        wires_to(server) as (wire, _),
+        subprocess.Popen(
+            [PENSTOCK, "put", wire.url("there?bulk=false")],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"x\n" * 3)
+        process.stdin.flush()
+        until(lambda: is_there(f"fmq:{tmp_path}/there", 3))
+        wire.answers.clear()
+        process.stdin.write(b"x\n" * 3)
+        process.stdin.flush()
+        time.sleep(0.7)  # until it is in that call
+        process.send_signal(number)
+        assert process.wait(timeout=SOON) == 130
+        assert process.stderr.read().startswith(b"penstock: interrupted")
+
+
 def is_there(url: str, count: int) -> bool:
     try:
         return describe(url).count == count
@@ -200,6 +226,48 @@ def test_ctrl_c_while_the_command_is_imported_is_silent(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"importing\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=SOON) == -signal.SIGINT  # a shell says 130
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path, number: int) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", f'trap "" {number}; exec "$@"', "sh", PENSTOCK, "put", f"log:{tmp_path}/log"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"x\n")
+        process.stdin.flush()
+        until(lambda: is_there(f"log:{tmp_path}/log", 1))
+        process.send_signal(number)
+        time.sleep(0.3)
+        process.stdin.write(b"y\n")
+        process.stdin.close()
+        assert process.wait(timeout=SOON) == 0
+    assert is_there(f"log:{tmp_path}/log", 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_ends_is_silent(number: int) -> None:
+    program = (
+        "import atexit, sys, time\n"
+        "atexit.register(lambda: (print('ending', flush=True), time.sleep(30)))\n"
+        "from penstock.cli import main\n"
+        "main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": ""},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"penstock ")
+        assert process.stdout.readline() == b"ending\n"
+        process.send_signal(number)
+        assert process.wait(timeout=SOON) == -number
         assert process.stderr.read() == b""
 
 

@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import re
-import signal
 import sys
 import traceback
 from functools import cache, partial
@@ -24,7 +23,7 @@ from penstock.cli.output import (
     one_line,
     output_refused,
 )
-from penstock.cli.signals import INTERRUPTED, interrupt
+from penstock.cli.signals import INTERRUPTED, Interruption
 from penstock.core.redaction import Redacted
 
 if TYPE_CHECKING:
@@ -178,7 +177,6 @@ def main() -> None:
 
     SIGTERM does what Ctrl-C does; commands that run until then have handlers of their own.
     """
-    signal.signal(signal.SIGTERM, interrupt)
     _fill_closed_streams()
     arguments = sys.argv[1:]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -195,7 +193,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may have any bytes
     try:
-        app(args=arguments, prog_name="penstock")
+        with Interruption():
+            app(args=arguments, prog_name="penstock")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SystemExit as end:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import typer
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "INTERRUPTED",
     "Ending",
+    "Interruption",
     "StopSign",
-    "interrupt",
     "serve_until_stopped",
     "stop_on_signal",
 ]
@@ -42,6 +44,21 @@ _LOOK = 0.2
 _GRACE = 1.0
 #: Further seconds before the process exits in spite of a blocking library call.
 _LAST: Final = 1.0
+#: Seconds by which Python's handler may be ahead of the thread that watches for the signal.
+_AHEAD: Final = 1.0
+
+
+class _Heard:
+    """When a handler of Python last dealt with a signal (monotonic seconds)."""
+
+    def __init__(self) -> None:
+        self.at = -math.inf
+
+    def note(self) -> None:
+        self.at = time.monotonic()
+
+
+_heard = _Heard()
 
 
 class StopSign:
@@ -62,10 +79,14 @@ class Ending:
 
     def __enter__(self) -> Self:
         self._before = {
-            number: signal.signal(number, lambda *_: self._is_near.set())
-            for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._come) for number in (signal.SIGINT, signal.SIGTERM)
         }
         return self
+
+    def _come(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        _heard.note()
+        self._is_near.set()
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -96,23 +117,31 @@ def stop_on_signal(
 
 
 @contextlib.contextmanager
-def _cut_off(patience: float, held_up: Callable[[], None]) -> Iterator[None]:
+def _cut_off(
+    patience: float,
+    held_up: Callable[[], None],
+    is_heard: Callable[[int, float], bool] = lambda *_: False,
+) -> Iterator[None]:
     """Exit with the code of Ctrl-C if the block still runs `patience` seconds after a signal.
 
     Python's handlers run only when the main thread returns to Python. This thread is woken by the
     wakeup file descriptor, which the C-level handler writes to.
+
+    :param is_heard: whether a signal that came at a time (monotonic) is dealt with after all.
     """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     is_left = threading.Event()
 
     def watch(_: Worker) -> None:
-        while (number := ours.recv(1)) and number[0] not in {signal.SIGINT, signal.SIGTERM}:
-            pass
-        if number and not is_left.wait(patience):
-            with contextlib.suppress(Exception):
-                held_up()
-            os._exit(INTERRUPTED)
+        while number := ours.recv(1):
+            came_at = time.monotonic()
+            if number[0] not in {signal.SIGINT, signal.SIGTERM} or is_left.wait(patience):
+                continue
+            if not is_heard(number[0], came_at):
+                with contextlib.suppress(Exception):
+                    held_up()
+                os._exit(INTERRUPTED)
 
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     worker = Worker("penstock-cut-off", watch, log=log).start()
@@ -132,6 +161,7 @@ def _sign_on_signal(grace: float) -> Iterator[StopSign]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
+        _heard.note()
         sign.is_up = True
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, before[one])
@@ -153,13 +183,55 @@ def _sign_on_signal(grace: float) -> Iterator[StopSign]:
             signal.signal(one, earlier)
 
 
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM as Ctrl-C is handled; a second one ends the process at once.
+class Interruption:
+    """Lets Ctrl-C and SIGTERM interrupt a command, as long as it has no handlers of its own.
 
-    :raises KeyboardInterrupt: always.
+    A second SIGTERM ends the process at once. So does one signal after a while if a library call
+    does not let Python's handlers run, as gRPC on a silent network. A signal that whoever started
+    the process ignores stays ignored.
     """
-    signal.signal(number, signal.SIG_DFL)
-    signal.default_int_handler(number, frame)
+
+    def __init__(self) -> None:
+        self._handler = self._interrupt
+        self._before: dict[int, object] = {}
+        self._watching = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._handler)
+        self._watching.enter_context(_cut_off(_GRACE + _LAST, _tell_of_end, self._is_heard))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watching.close()
+        for number, before in self._before.items():
+            signal.signal(number, before)  # type: ignore[arg-type] # it came from `getsignal`
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        _heard.note()
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_DFL)
+        signal.default_int_handler(number, frame)
+
+    def _is_heard(self, number: int, came_at: float) -> bool:
+        is_ours = signal.getsignal(number) == self._handler
+        return not is_ours or _heard.at > came_at - _AHEAD
+
+
+def _tell_of_end() -> None:
+    typer.echo("penstock: interrupted, in the middle of a call that does not end", err=True)
+
+
+def _forget_wakeup() -> None:
+    """Let a forked process not tell its parent of its own signals."""
+    with contextlib.suppress(ValueError):  # not the main thread's: there is none to forget
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_wakeup)
 
 
 _Server = TypeVar("_Server", bound="DsServer")

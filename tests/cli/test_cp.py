@@ -47,6 +47,17 @@ def test_a_new_queue_that_is_too_small_for_what_is_copied_is_told(
     assert run("cp", source, f"fmq:{tmp_path}/live?slots=10", "--speed", "1000").returncode == 0
 
 
+def test_what_the_retention_of_a_new_log_removes_at_once_is_told_as_by_put(
+    source: str, tmp_path: Path
+) -> None:
+    with open_writer(source) as writer:
+        writer.write_many([bytes(1000)] * 3000)
+    done = run("cp", source, f"log:{tmp_path}/small?retain=512k&segment=256k")
+    assert done.returncode == 3
+    assert b"of 3,000 messages are gone" in done.stderr
+    assert run("cp", source, f"log:{tmp_path}/large?retain=10M&segment=256k").returncode == 0
+
+
 def test_a_state_and_not_the_start_decides_where_a_copy_goes_on(
     source: str, target: str, tmp_path: Path
 ) -> None:

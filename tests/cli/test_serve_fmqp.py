@@ -32,6 +32,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         assert process.stdout.readline().startswith("stopped: ")
 
 
+def test_a_new_queue_that_is_too_small_is_told(served: tuple[Path, str], tmp_path: Path) -> None:
+    _, url = served
+    lines = b"%d\n" * 50 % (*range(50),)
+    put = run("put", f"{url}/small/put?slots=10", stdin=lines)
+    assert put.returncode == 3
+    assert b"the queue holds 10 messages: the first 40 are overwritten" in put.stderr
+    assert run("put", f"log:{tmp_path}/log", stdin=lines).returncode == 0
+    assert run("cp", f"log:{tmp_path}/log", f"{url}/small/cp?slots=10").returncode == 3
+    assert run("cp", f"log:{tmp_path}/log", f"{url}/large?slots=100").returncode == 0
+
+
 def test_put_cat_and_info_work_by_both_spellings(served: tuple[Path, str]) -> None:
     root, url = served
     put = run("put", f"{url}/radar/beams", "--text", "one", "--text", "two", "--type", "5")

@@ -222,7 +222,7 @@ def cp(
     # A live queue is for readers that keep up with it, and a file is whole or not there.
     is_live = follow or loop or options.speed is not None
     is_checked = is_new and not is_live and not isinstance(writer, AllOrNone)
-    if lost or done.missing or (is_checked and lacks_messages(target)):
+    if lost or done.missing or (is_checked and lacks_messages(target, done.copied)):
         raise typer.Exit(LOST)
 
 

@@ -48,8 +48,9 @@ __all__ = [
 #: Exit code when messages were lost before they could be read.
 LOST: Final = 3
 
-#: Layouts in which a new message overwrites the oldest.
-_RINGS: Final = frozenset({"wide", "classic"})
+#: Layouts in which a new message overwrites the oldest; "remote" is a queue of an LROSE server,
+#: which does not tell its size.
+_RINGS: Final = frozenset({"wide", "classic", "remote"})
 
 #: Seconds between two updates on a terminal.
 _SHOWN_EVERY: Final = 0.25
@@ -388,17 +389,20 @@ def lacks_messages(url: str, written: int = 0) -> bool:
     except NotFound:
         note(f"penstock: {url} was removed while it was written, with all its messages")
         return True
-    if not kept.slots or kept.blocking:
+    is_ring = kept.layout in _RINGS
+    if kept.blocking or not (kept.slots or is_ring):
         return False
     total = 0 if kept.youngest_seq is None else kept.youngest_seq + 1
-    if kept.layout in _RINGS and kept.count < total:
-        size = max(kept.buffer_size, kept.bytes * -(-total // max(1, kept.count)) * 2)
-        larger = f"{kept.url.partition('?')[0]}?slots={total}&size={-(-size >> 20)}M"
-        larger += "" if kept.layout == "wide" else f"&layout={kept.layout}"
+    if is_ring and kept.count < total:
+        hint = "a log keeps all; or make the queue larger and put them again"
+        if kept.slots:
+            size = max(kept.buffer_size, kept.bytes * -(-total // max(1, kept.count)) * 2)
+            larger = f"{kept.url.partition('?')[0]}?slots={total}&size={-(-size >> 20)}M"
+            larger += "" if kept.layout == "wide" else f"&layout={kept.layout}"
+            hint += f": penstock create --replace '{larger}'"
         note(
             f"penstock: the queue holds {kept.count:,} messages: the first {total - kept.count:,} "
-            f"are overwritten (hint: a log keeps all; or make the queue larger and put them again: "
-            f"penstock create --replace '{larger}')"
+            f"are overwritten (hint: {hint})"
         )
         return True
     if kept.count < written:

@@ -225,8 +225,8 @@ def append_noted(
     """
     check_letters(writer, commit.batches())  # before a note tells of the batch
     work = _Appending(writer.url, notes, commit, reread)
+    work.pin_others()  # before anything is appended behind what they began
     work.settle(writer)
-    work.pin_others()
     files, there, note = work.plan()
     if note is None:
         log.warning("%s: batch %d is there already, and skipped", writer.url, commit.batch)

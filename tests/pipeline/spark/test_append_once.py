@@ -262,6 +262,24 @@ def test_a_batch_is_completed_however_often_its_writer_dies_and_another_appends(
     assert rows_of(url) == sorted([*range(30), *range(30), *live])
 
 
+@pytest.mark.parametrize("rows", [10, 40])
+@pytest.mark.parametrize("there", [0, 4])
+def test_a_batch_that_is_completed_late_is_not_taken_for_that_of_another_that_died(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int, there: int
+) -> None:
+    url = f"log:{tmp_path}/out"
+    parts, others = staged(url, folder), staged(url, folder / "other", rows, seed=1)
+    for name, batch, files, count in (("q", 7, parts, 12), ("other", 1, others, there)):
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.queue.append_once._append", appends_until_it_dies(count))
+            with pytest.raises(KeyboardInterrupt):
+                append_once(url, files, name, batch, folder)
+    # Its checkpoint has batch 7, so what is missing of that is appended now, behind the other's.
+    assert append_once(url, staged(url, folder, 3, seed=2), "q", 8, folder) == 3
+    assert append_once(url, others, "other", 1, folder) == rows - there
+    assert rows_of(url) == sorted([*range(30), *range(3), *range(rows)])
+
+
 @pytest.mark.parametrize("has_files", [True, False])
 def test_why_a_batch_cannot_be_completed_any_more_is_told(
     tmp_path: Path,

@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.core.errors import DamagedQueue, LockTimeout
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.queue.wide import _ring, compression
-from penstock.queue.wide.compression import decompress
-from penstock.queue.wide.layout import HEADER
+from penstock.queue.wide.compression import compress, decompress
+from penstock.queue.wide.layout import HEADER, Compression
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import crc32c, parse_header
 
@@ -202,6 +203,21 @@ def test_a_flipped_bit_of_what_protects_the_head_of_a_ring_changes_nothing(queue
         with wide_reader(f"fmq:{queue_path}", "last") as reader:
             assert [message.payload for message in reader.available()] == [b"1999"]
         flip_bit(queue_path, "head_check", bit)
+
+
+def test_a_payload_that_arrow_has_no_memory_for_is_not_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored = compress(Compression.LZ4, b"payload")
+
+    def short(*_: Any) -> bytes:
+        raise pa.ArrowMemoryError("malloc of size 9 failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compression, "_expand", short)
+        with pytest.raises(MemoryError):
+            decompress(Compression.LZ4, stored, 100)
+    assert decompress(Compression.LZ4, stored, 100) == b"payload"
 
 
 @pytest.mark.parametrize("way", ["read", "read_many", "read_batch", "available"])

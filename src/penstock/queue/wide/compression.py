@@ -269,6 +269,8 @@ def decompress(kind: Compression, stored: bytes, limit: int) -> bytes:
     try:
         payload = _expand(kind, memoryview(stored)[_LENGTH.size :], length)
     except (OSError, pa.ArrowException) as error:
+        if isinstance(error, MemoryError):
+            raise  # Arrow's own is both
         if isinstance(error, OSError) and type(error) is not OSError:
             raise  # as TimeoutError: of a signal handler, as the library raises the plain one
         raise DamagedPayload(str(error)) from error

@@ -25,6 +25,7 @@ from penstock.core.errors import (
     InvalidOption,
     MessageTooLarge,
     PositionError,
+    Unacknowledged,
     Unsupported,
 )
 from penstock.core.interfaces import BytesLike, Reader, Writer
@@ -825,6 +826,26 @@ def test_what_a_failed_flush_left_unsettled_is_settled_by_the_next_or_in_doubt(
     with open_reader(f"{source}?group=archive") as reader:
         assert isinstance(reader, Grouped)
         assert reader.group().acked == acked
+
+
+def test_what_a_group_delivers_again_because_nobody_knows_if_it_arrived_is_in_doubt(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(source, 10)
+    writer = open_writer(target)
+    write_batch = writer.write_batch
+
+    def break_behind(batch: Batch) -> int | None:
+        write_batch(batch)
+        raise Unacknowledged("host", "reset", acknowledged=0, in_doubt=batch.num_rows)
+
+    monkeypatch.setattr(writer, "write_batch", break_behind)
+    has_failed = threading.Event()
+    monkeypatch.setattr(Relay, "_note_outage", lambda *_: has_failed.set())
+    first = relay(f"{source}?group=archive", target, writer=writer, should_stop=has_failed.is_set)
+    second = relay(f"{source}?group=archive", target)
+    assert (first.copied, first.in_doubt, second.copied) == (0, 10, 10)
+    assert len(numbers(target)) == 20
 
 
 def test_what_a_relay_copied_for_a_group_before_it_failed_is_settled(

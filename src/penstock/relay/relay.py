@@ -506,6 +506,8 @@ class Relay:
             while left.batch.num_rows:
                 retried(lambda: self._attempt(left), self._policy, self._clock, self._note_outage)
         except BaseException:
+            if self._journal is None:  # else the next run asks the target
+                self._in_doubt += left.unknown
             with contextlib.suppress(PenstockError):  # the first error says more
                 self._settle(piece.slice(0, piece.num_rows - left.batch.num_rows))
             raise

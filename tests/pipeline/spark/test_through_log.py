@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock import NotFound, Unsupported, open_writer
 from penstock.core.endpoints import find_streams
@@ -208,17 +209,21 @@ def test_what_was_lost_after_the_last_batch_is_told_at_the_end_and_counted_by_th
     last.reader.stop()
 
 
-def test_what_a_stream_lost_that_was_in_no_batch_yet_is_counted_by_the_next_life(
-    port: int, tmp_path: Path
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_what_a_stream_lost_before_spark_stored_a_batch_is_counted_by_the_next_life(
+    port: int, tmp_path: Path, *, is_planned: bool
 ) -> None:
     url, log = f"live://127.0.0.1:{port}", f"log:{tmp_path}/stage"
     planner = Planner(url, stage=log)
-    planner.begin()
-    send(port, [0, 10])  # of which no batch is planned
+    start = planner.begin()
+    send(port, [0, 10])
     wait_for(lambda: came_to(log) == 2)
+    if is_planned:  # and killed before Spark has stored the plan
+        latest = planner.reader.latestOffset
+        wait_for(lambda: latest(start, ReadAllAvailable())[url]["lost"] == 9)
     planner.reader.stop()
     again = Planner(url, stage=log)
-    again.at = planner.at
+    again.begin()  # Spark stores the first offset with the first batch, and asks for it anew
     assert again.plan()
     assert again.at[url]["lost"] == 9
     again.reader.stop()

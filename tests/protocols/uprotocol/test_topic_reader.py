@@ -13,6 +13,7 @@ from penstock.core.errors import Closed
 from penstock.protocols.uprotocol.endpoint import TopicOptions
 from penstock.protocols.uprotocol.message import publish
 from penstock.protocols.uprotocol.topic_reader import TopicReader
+from penstock.protocols.uprotocol.transports.interface import Pump
 from support.interruption import Interrupted, interrupted_at_call
 from support.until import until
 
@@ -54,6 +55,21 @@ class LocalLeg:
     def close(self) -> None: ...
 
 
+class PumpLeg(LocalLeg):
+    """Brings what is put to it by a pump, as a leg of zenoh does."""
+
+    is_lasting = False
+
+    def start(self, ingest: Callable[[list[bytes]], None], _: object) -> None:
+        self.pump: Pump[bytes] = Pump("leg", cast("Any", ingest), batch=4)
+
+    def statistics(self) -> dict[str, int]:
+        return {"abandoned": self.pump.abandoned}
+
+    def close(self) -> None:
+        self.pump.stop()
+
+
 @pytest.mark.parametrize("by", ["many", "batch"])
 def test_a_read_that_is_interrupted_at_any_call_takes_and_acknowledges_nothing(by: str) -> None:
     def read(reader: TopicReader, timeout: float = 0) -> list[bytes]:
@@ -82,3 +98,17 @@ def test_a_read_that_is_interrupted_at_any_call_takes_and_acknowledges_nothing(b
         assert books.next_seq == 8, where
         if not where:
             return
+
+
+@pytest.mark.parametrize("read", [0, 3, 4, 5])
+def test_what_a_leg_still_had_at_the_end_was_not_reached_and_counts_once(read: int) -> None:
+    options = TopicOptions(topic=TOPIC, quiet="10ms")  # type: ignore[arg-type]
+    leg = PumpLeg(options)
+    with TopicReader("up", cast("Any", leg), options) as reader:
+        for payload in PAYLOADS * 3:
+            leg.pump.put(publish(options.topic, payload).to_bytes())
+        got = 0
+        while got < read:
+            got += len(reader.read_many(read - got, 0.5))
+    books = reader.statistics()
+    assert (books.messages, books.backlog, books.lost) == (read, 24 - read, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 import zlib
 from contextlib import suppress
@@ -53,7 +54,10 @@ log = logging.getLogger(__name__)
 _LEAVING: Final = RetryPolicy(
     retry_on=(CursorInUse,), backoff=Backoff(initial=0.1, maximum=0.5), max_elapsed=10.0
 )
-#: Seconds for a stopping copy to copy and sync what has come.
+#: Seconds for a stopping copy to copy what has come. A stream that goes on never has no more, and
+#: the next planner waits for the log as long as its `lock_timeout`, by default 5 seconds.
+_TIME_TO_DRAIN: Final = 2.0
+#: Seconds for it to end, with the last batch synced and the count of losses stored.
 _TIME_TO_STOP: Final = 10.0
 #: File beside the log of a live stream: `NAME.lost.json`.
 _LOST: Final = ".lost.json"
@@ -249,6 +253,15 @@ class Streams:
             for stream, copy in self._copies.items()
         }
 
+    def note_counted(self, name: str, count: int) -> None:
+        """Store that Spark has stored an offset that counts `count` messages lost before staging.
+
+        :raises StorageError: the operating system refuses.
+        """
+        copy = self._copies.get(self.identity_of(name))
+        if copy is not None:
+            copy.note_counted(count)
+
     def first_at(self, name: str, time_ns: int) -> int:
         """Return the number of the first message appended at `time_ns` or later."""
         with open_reader(self.place(name), start=Position.time(time_ns)) as reader:
@@ -310,12 +323,12 @@ class LostBefore(NamedTuple):
     """Messages that a live stream lost before its log, in the life of the log."""
 
     total: int
-    #: How many of them before this copy began.
-    earlier: int
+    #: How many of them a query has counted, in an offset that Spark has stored.
+    counted: int
 
     def since(self, counted: int | None) -> int:
         """Return how many are new to an offset that counts `counted`; None: it counts none yet."""
-        before = self.earlier if counted is None else counted
+        before = self.counted if counted is None else counted
         return self.total - before if before <= self.total else self.total  # the file was removed
 
 
@@ -324,7 +337,9 @@ class LiveCopy:
 
     Every batch is synced to disk before the next is read, so that messages which Spark has planned
     survive a power failure. What the stream lost before is counted in a file beside the log: a
-    query that ends before its next batch is planned counts it when it is restarted.
+    query that ends before its next batch is planned counts it when it is restarted. The file also
+    has how much of it queries have counted: a query that ends before its first batch has no offset
+    that could tell.
     """
 
     def __init__(self, reader: Reader, stage: str) -> None:
@@ -348,7 +363,8 @@ class LiveCopy:
             self._writer.close()
             reader.close()
             raise
-        self.lost = LostBefore(self._count.count, self._count.count)
+        #: Lost before this copy began: a reader's own count begins with it.
+        self._lost_earlier = self.lost.total
         #: Received messages that were not copied before the end.
         self._left = 0
         self._worker = Worker(f"the copy of {reader.url} to {self.place}", self._run, log=log)
@@ -382,7 +398,8 @@ class LiveCopy:
         if isinstance(self._reader, Grouped):
             return  # what it has not read stays with the group
         # A reader may receive in a thread of its own: what it has received ends with it.
-        until = time.monotonic() + _TIME_TO_STOP / 2
+        # For a while: no number tells what had come by now. `created_ns` is often when it was read.
+        until = time.monotonic() + _TIME_TO_DRAIN
         copy(
             *both,
             on_progress=lambda _: self._note(),
@@ -394,18 +411,25 @@ class LiveCopy:
 
         :raises StorageError: the operating system refuses; no loss may go uncounted.
         """
-        # Of the reader, which only this copy reads: a copy's own count begins when it begins.
-        total = self.lost.earlier + self._reader.statistics().lost + self._left
-        if total == self.lost.total:
-            return
-        self._count.put(total)
-        self.lost = self.lost._replace(total=total)
+        self._count.put_total(self._lost_earlier + self._reader.statistics().lost + self._left)
+
+    @property
+    def lost(self) -> LostBefore:
+        """What the stream lost before its log, as stored."""
+        return self._count.lost
+
+    def note_counted(self, count: int) -> None:
+        """Store that Spark has stored an offset that counts `count` of the lost messages.
+
+        :raises StorageError: the operating system refuses.
+        """
+        self._count.put_counted(count)
 
     def _count_left(self) -> None:
         """Count received messages as lost that are not in the log: they ended with the reader.
 
         The reader is closed, so that nothing comes after the count; what its `close` counted as
-        lost is in its statistics.
+        lost or left unread is in its statistics.
         """
         if isinstance(self._reader, Redelivering) and self._reader.redelivers:
             return
@@ -436,63 +460,87 @@ class LiveCopy:
 
 
 class _CountFile:
-    """A count in a small file that can be replaced when the disk is full.
+    """What was lost, and counted, in a small file that can be replaced when the disk is full.
 
-    The file has two records of fixed size, each JSON with a checksum. A new count overwrites the
-    older one, which needs no new space; a power failure meanwhile leaves the other.
+    The file has two records of fixed size, each JSON with a checksum. A new one overwrites the
+    older one, which needs no new space; a power failure meanwhile leaves the other. Thread-safe.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the count, or create the file with 0.
+        """Read the counts, or create the file with 0.
 
         :raises StorageError: the operating system refuses.
         """
         self._path = path
+        self._lock = threading.Lock()
         with storage_errors("reading", str(path)):
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
                 data = b""
-        counts = [_count_in(data[at : at + _RECORD]) for at in (0, _RECORD)]
-        #: The last count: it only grows.
-        self.count = max((count for count in counts if count is not None), default=0)
-        if data and counts == [None, None]:
+        found = [_lost_in(data[at : at + _RECORD]) for at in (0, _RECORD)]
+        records = [LostBefore(0, 0) if lost is None else lost for lost in found]
+        #: The last counts: they only grow.
+        self.lost = max(records)
+        if data and found == [None, None]:
             log.warning("%s is damaged, and counts from 0 on", path)
         #: The record to overwrite: the older one.
-        self._next = counts.index(min(counts, key=lambda count: count or 0))
-        if None in counts:  # also that of 0.1: a single record, without a checksum
+        self._next = records.index(min(records))
+        if None in found:  # also that of 0.1: a single record, without a checksum
             with storage_errors("writing", str(path)):
-                write_whole(path, _record_of(self.count) * 2, sync=True)
+                write_whole(path, _record_of(self.lost) * 2, sync=True)
                 sync_names(path.parent)
 
-    def put(self, count: int) -> None:
-        """Store a count; return when it is on the disk.
+    def put_total(self, total: int) -> None:
+        """Store how many were lost; return when it is on the disk.
 
         :raises StorageError: the operating system refuses.
         """
+        with self._lock:
+            self._put(self.lost._replace(total=total))
+
+    def put_counted(self, counted: int) -> None:
+        """Store how many of them a query has counted; return when it is on the disk.
+
+        :raises StorageError: the operating system refuses.
+        """
+        with self._lock:
+            # An offset may be older than another query's, or be of a file that was removed.
+            if self.lost.counted < counted <= self.lost.total:
+                self._put(self.lost._replace(counted=counted))
+
+    def _put(self, lost: LostBefore) -> None:
+        if lost == self.lost:
+            return
         with storage_errors("writing", str(self._path)), self._path.open("r+b") as file:
             file.seek(self._next * _RECORD)
-            file.write(_record_of(count))
+            file.write(_record_of(lost))
             file.flush()
             os.fsync(file.fileno())
         self._next = 1 - self._next
-        self.count = count
+        self.lost = lost
 
 
-def _record_of(count: int) -> bytes:
-    record = json.dumps({"lost": count, "crc32": zlib.crc32(b"%d" % count)})
+def _record_of(lost: LostBefore) -> bytes:
+    fields = {"lost": lost.total, "counted": lost.counted}
+    record = json.dumps({**fields, "crc32": zlib.crc32(b"%d %d" % lost)})
     return record.ljust(_RECORD - 1).encode() + b"\n"
 
 
-def _count_in(record: bytes) -> int | None:
-    """Return the count in a record; None: there is none, or it is torn."""
+def _lost_in(record: bytes) -> LostBefore | None:
+    """Return the counts in a record; None: there are none, or they are torn."""
     try:
         fields = json.loads(record)
-        count = int(fields["lost"])
-        is_whole = fields.get("crc32", zlib.crc32(b"%d" % count)) == zlib.crc32(b"%d" % count)
+        total = int(fields["lost"])
+        if "counted" in fields:
+            lost = LostBefore(total, int(fields["counted"]))
+            found = zlib.crc32(b"%d %d" % lost)
+        else:  # of an earlier release: what was lost before a query began was never new to it
+            lost, found = LostBefore(total, total), zlib.crc32(b"%d" % total)
+        is_whole = fields.get("crc32", found) == found
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return count if is_whole else None
+    return lost if is_whole else None
 
 
 class Holders:

@@ -245,7 +245,9 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             for url, bounds in found.items():
                 part = self._slice_of(url)
                 at = self._start(url, bounds) if part is None else _begin_of(part, url, bounds)
-                counted = staged[url].earlier if url in staged else None
+                # Spark stores this offset with the first batch: until then a query that ends asks
+                # for it anew, and what it lost is still new.
+                counted = staged[url].counted if url in staged else None
                 self._initial[url] = Offset(
                     bounds.epoch, at, at, reader=self._reader, lost_before_log=counted
                 )
@@ -481,6 +483,8 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         planned, self._planned = self._planned, after
         ranges = []
         for url, at in after.items():
+            if at.lost_before_log is not None:  # Spark has stored the end of what it reads
+                self._streams.note_counted(url, at.lost_before_log)
             if before.get(url) != at and at.start < at.end:
                 if planned.get(url) != at:  # by an earlier life of this query
                     self._check_replay(url, at)

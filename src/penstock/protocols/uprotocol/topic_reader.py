@@ -56,6 +56,8 @@ class HandOver:
         self._changed = threading.Condition(self._lock)
         self._waiting: Pending[bytes | UMessage] = Pending()
         self._brought = self._taken = self._done = 0
+        #: Messages brought and not acknowledged when it was closed: the leg keeps them, too.
+        self.refused = 0
         self._is_closed = False
 
     def ingest(self, messages: Sequence[bytes | UMessage]) -> None:
@@ -70,6 +72,7 @@ class HandOver:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._done >= until or self._is_closed)
             if self._done < until:
+                self.refused += len(messages)
                 raise Closed("the reader was closed before it was done")
 
     def first(self, limit: int, timeout: float) -> list[bytes | UMessage]:
@@ -245,6 +248,8 @@ class TopicReader(Concluding, Reader, Redelivering):
 
     def statistics(self) -> ReaderStatistics:
         came = self._leg.statistics()
+        # Known when it is closed: the leg received them, and passes them on no more.
+        left_in_leg = max(0, came.get("abandoned", 0) - self._handed.refused)
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
@@ -253,7 +258,7 @@ class TopicReader(Concluding, Reader, Redelivering):
             filtered=self._filtered + came.get("undecodable", 0) + came.get("mismatched", 0),
             restarts=0,
             next_seq=self._next_seq - len(self._again),
-            backlog=self._handed.waiting + len(self._again),
+            backlog=self._handed.waiting + len(self._again) + left_in_leg,
             losses=(),
         )
 

@@ -520,6 +520,17 @@ def test_a_listener_is_called_once_however_many_patterns_match(
         assert len(others) == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "is_lasting"),
+    [({}, False), ({"client_id": "c"}, True), ({"client_id": "c", "clean_start": True}, False)],
+)
+def test_a_leg_lasts_if_the_next_one_gets_what_it_did_not_acknowledge(
+    options: dict[str, Any], is_lasting: bool
+) -> None:
+    broker = MqttBroker.parse("mqtt://127.0.0.1", **options)
+    assert MqttLeg("far", "hub", broker).is_lasting == is_lasting
+
+
 def test_brokers_are_written_as_urls() -> None:
     made = MqttBroker.parse("mqtts://me:p%40ss@broker.example:99", client_id="x")
     assert (made.host, made.port, made.tls) == ("broker.example", 99, True)

@@ -183,7 +183,8 @@ class _Intake:
         self.link.close()
 
     def statistics(self) -> dict[str, int]:
-        return {**self.counts.snapshot(), **self.link.statistics()}
+        abandoned = 0 if self.link.broker.redelivers else self._pump.abandoned
+        return {**self.counts.snapshot(), **self.link.statistics(), "abandoned": abandoned}
 
 
 def _unreadable(packing: Packing, packet: MQTTMessage, error: InvalidMessage) -> Unreadable:
@@ -382,7 +383,7 @@ class MqttLeg(Leg):
 
     @property
     def is_lasting(self) -> bool:
-        return self._broker.is_lasting
+        return self._broker.redelivers
 
     @property
     def is_up(self) -> bool:

@@ -166,6 +166,11 @@ class MqttBroker:
         """Whether the session survives a disconnect."""
         return bool(self.client_id) and self.session_expiry > 0
 
+    @property
+    def redelivers(self) -> bool:
+        """Whether a later process gets what this one has not acknowledged."""
+        return self.is_lasting and not self.clean_start
+
     def context(self) -> ssl.SSLContext | None:
         """Create the TLS context, or None for plain TCP.
 

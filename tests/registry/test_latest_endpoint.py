@@ -20,7 +20,7 @@ from penstock.core.errors import (
 )
 from penstock.core.interfaces import Bounds
 from penstock.pipeline.source.ranges import Range, read_range
-from penstock.protocols.lrose.ldata_format import decode_xml
+from penstock.protocols.lrose.ldata_format import LatestInfo, decode_xml
 from penstock.registry.latest import LatestDataInfo
 from penstock.registry.latest_files import LatestSettings
 from penstock.relay import copy
@@ -165,6 +165,36 @@ def test_a_stream_of_new_files_can_be_copied_to_another_directory(
     for end in ("", ".xml"):
         name = f"_latest_data_info{end}"
         assert (target / name).read_bytes() == (Path(data) / name).read_bytes()
+
+
+@pytest.mark.parametrize("form", ["xml", "json"])
+def test_texts_that_only_lroses_programs_write_are_copied_too(
+    data: str, tmp_path: Path, form: str
+) -> None:
+    odd = {"user_info1": "a\ttab, <b> and \udcff", "user_info2": "two\nlines"}
+    info = LatestInfo.as_read(latest_time=5, max_time=5, rel_data_path="x" * 2000, **odd)
+    with LatestDataInfo(data, register=None) as latest:
+        latest.write(info=info)
+    target = tmp_path / "other"
+    with (
+        open_reader(f"latest:{data}?format={form}") as reader,
+        open_writer(f"latest:{target}?datamapper=false") as writer,
+    ):
+        copy(reader, writer)
+    for end in ("", ".xml"):
+        name = f"_latest_data_info{end}"
+        assert (target / name).read_bytes() == (Path(data) / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a</user_info1>", "a\0b", "<writer>x</writer>", "<max_time>9</max_time>", "\ud800"],
+)
+def test_a_text_that_the_xml_would_give_back_as_another_is_refused(data: str, text: str) -> None:
+    with open_writer(f"latest:{data}?datamapper=false") as writer:
+        with pytest.raises(Malformed):
+            writer.write(json.dumps({"latest_time": 5, "user_info1": text}).encode())
+        assert writer.statistics().refused == 1
 
 
 def test_a_stream_can_be_described(data: str) -> None:

@@ -31,7 +31,7 @@ from penstock.protocols.lrose.fmq_reader import FmqReader
 from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN, FmqWriter
 from penstock.queue.classic.layout import Status
-from protocols.lrose.serving import served
+from protocols.lrose.serving import LroseFmq, served
 from support.interruption import Interrupted, interrupted_at_call, interrupted_at_line, take
 
 
@@ -573,6 +573,49 @@ def test_what_is_damaged_is_an_error_or_a_counted_loss(
     with open_reader(url, damaged="skip") as reader:
         assert numbers(reader.available()) == [0, 2]
         assert [loss.reason for loss in reader.statistics().losses] == [DropReason.DAMAGED]
+
+
+def test_a_damaged_message_ends_no_reading_as_if_it_were_the_last(
+    fmq_root: Path, either: str, queue_name: str
+) -> None:
+    url = f"{either}/{queue_name}"
+    with open_writer(url, compress="gzip") as writer:
+        writer.write_many([b"x" * 100] * 3)
+    damage_second_message(fmq_root, queue_name)
+    with open_reader(url, 1) as reader:
+        for _ in range(2):
+            with pytest.raises(Malformed):
+                list(reader.available())
+
+
+def test_nothing_behind_a_damaged_message_is_read_when_lroses_server_jumps_in_the_same_reply(
+    fmq_root: Path, lrose_server: str, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = f"fmq:{fmq_root}/{queue_name}?layout=classic"
+    create(local)
+    read = LroseFmq._message
+
+    def overrun(self: LroseFmq, number: int) -> Any:
+        if self._slot(number).id != 3:
+            return read(self, number)
+        monkeypatch.undo()
+        self._last_id = -1
+        return None  # it jumps to the newest: the reply has 0, 1, 2 and 11
+
+    with open_reader(f"{lrose_server}/{queue_name}", type=0) as reader:
+        with open_writer(local, compress="gzip") as writer:
+            for number in range(12):
+                writer.write(b"x" * 100, number % 2)
+        damage_second_message(fmq_root, queue_name)
+        monkeypatch.setattr(LroseFmq, "_message", overrun)
+        assert numbers(reader.read_many(100)) == [0]
+        for _ in range(2):
+            with pytest.raises(Malformed):
+                reader.read_many(100)
+        assert reader.statistics().filtered == 0
+        reader.seek(2)
+        assert numbers(reader.available()) == [2, 4, 6, 8, 10]
+        assert (reader.statistics().filtered, reader.statistics().lost) == (5, 0)
 
 
 @pytest.mark.parametrize("damaged", ["fail", "skip"])

@@ -6,7 +6,9 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +19,17 @@ from penstock.core.statistics import Loss
 from penstock.protocols.lrose.ds_client import Connection, RequestRefused, client_count, ping
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
 from penstock.protocols.lrose.fmq_messages import (
+    Messages,
     decode_messages,
     encode_message,
     encode_messages,
 )
+from penstock.protocols.lrose.fmq_queues import ServedWide
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.protocols.lrose.sku import HTTP_REPLY, Frame, encode
 from penstock.queue.classic.creation import open_device
+from penstock.queue.wide.creation import create_from_options
+from penstock.queue.wide.options import WideOptions
 from protocols.lrose.serving import Caller, served
 from support.until import until
 
@@ -399,6 +405,43 @@ def test_writers_of_a_wide_queue_go_over_to_the_one_that_a_client_makes_anew(
                 one.write(b"newer")
         with open_reader(f"fmq:{tmp_path}/q") as reader:
             assert [m.payload for m in reader.available()] == [b"new", b"newer"]
+
+
+class _Recreating(list[bytes]):
+    """Payloads of which the third is taken only after another client has recreated the queue."""
+
+    path = ""
+
+    def __getitem__(self, place: Any) -> Any:
+        if place == 2 and self.path:
+            path, self.path = self.path, ""
+            options = WideOptions(slots=16, size=8000, writers="many")
+            create_from_options(path, options, replace=True, writers_follow=True)
+        return super().__getitem__(place)
+
+
+def test_messages_before_one_that_is_too_large_are_appended_once_to_a_wide_queue_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payloads = [b"old 0", b"old 1", b"new 2", b"new 3", bytes(9000), b"new 5"]
+    write = encode_messages(DsMessage(Op.WRITE), payloads, types=range(6), subtypes=0)
+    append = ServedWide.append
+
+    def append_slowly(
+        queue: ServedWide, messages: Messages, payloads: Sequence[bytes], first: int
+    ) -> int:
+        monkeypatch.undo()
+        slow = _Recreating(payloads)
+        slow.path = queue.path
+        return append(queue, messages, slow, first)
+
+    monkeypatch.setattr(ServedWide, "append", append_slowly)
+    with served(tmp_path, layout="wide") as server, Caller(server.port) as caller:
+        init = INIT._replace(open_mode=OpenMode.CREATE, open_position=0, buf_size=8000)
+        assert caller.ask(encode_init(init)).error == 0
+        assert "9,000" in (caller.ask(DsMessage.from_bytes(write)).error_text or "")
+    with open_reader(f"fmq:{tmp_path}/q", start="start") as reader:
+        assert [m.payload for m in reader.available()] == [b"new 2", b"new 3", b"new 5"]
 
 
 @pytest.mark.parametrize("layout", ["classic", "wide"])

@@ -507,7 +507,12 @@ class ReceivedMessages:
     def with_more(
         self, messages: Messages, seqs: Sequence[int]
     ) -> tuple[ReceivedMessages, list[Loss]]:
-        """Return a copy with more messages, and the damaged ones, which are left out."""
+        """Return a copy with more messages, and the damaged ones, which are left out.
+
+        Nothing is added behind a failure.
+        """
+        if self.failure is not None:
+            return self, []
         payloads = messages.payloads
         damaged: list[Loss] = []
         failure: Malformed | None = None

@@ -559,8 +559,12 @@ class ServedWide(ServedQueue):
                 return self._append(writer, messages, payloads, first)
             except Closed:
                 # Recreated. Messages appended to the old queue are gone with it.
+                done = self.appended
                 other = self._writers.renew(self.path)
-                return self._append(other, messages, payloads, first + self.appended)
+                try:
+                    return self._append(other, messages, payloads, first + done)
+                finally:
+                    self.appended += done
 
     def _append(
         self, writer: WideWriter, messages: Messages, payloads: Sequence[bytes], first: int

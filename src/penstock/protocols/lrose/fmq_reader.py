@@ -466,6 +466,8 @@ class FmqReader(Replayable, Reader):
                 continue
             if distance < 0 or (distance > 0 and self._may_look_back(link)):
                 self._keep(messages.chosen(list(rows.values())), list(rows), gaps)
+                if self._received.failure is not None:
+                    return False  # nothing behind it can be read before a seek
                 if self._can_step(link):
                     self._find_place(link)
                 elif distance < 0:
@@ -540,8 +542,11 @@ class FmqReader(Replayable, Reader):
     def _keep(
         self, messages: Messages, seqs: Sequence[int], gaps: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Keep received messages, count those missing between, and remember where they end."""
-        if not seqs:
+        """Keep received messages, count those missing between, and remember where they end.
+
+        Nothing is kept or counted behind a failure: a seek has it received again.
+        """
+        if not seqs or self._received.failure is not None:
             return
         last, proof = seqs[-1], Proof.of(messages, len(seqs) - 1, seqs[-1])
         received, losses = self._received.with_more(messages, seqs)
@@ -636,11 +641,14 @@ class FmqReader(Replayable, Reader):
                 self._ready.extendleft(reversed(taken))
 
     def _fetch(self, wait: float = 0.0, patience: float | None = None) -> None:
-        """Request messages until some are ready, or there are no more."""
-        if self._received.failure is not None:
-            raise self._received.failure
+        """Request messages until some are ready, or there are no more.
+
+        :raises Malformed: the next one is damaged.
+        """
         failures = 0
-        while not self._ready and self._received.failure is None:
+        while not self._ready:
+            if self._received.failure is not None:
+                raise self._received.failure
             link = self._linked(patience)
             try:
                 if not self._fetch_once(link, wait):

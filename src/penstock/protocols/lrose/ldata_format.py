@@ -148,9 +148,10 @@ class LatestInfo:
 
     @classmethod
     def from_fields(cls, found: dict[str, Any]) -> Self:
-        """Return the entry for fields by name, as from JSON.
+        """Return the entry for fields by name, as from JSON, with any texts that the XML can carry.
 
-        :raises Malformed: a field is unknown, missing, or of a wrong type.
+        :raises Malformed: a field is unknown, missing, of a wrong type, or would be read from the
+            XML as something else.
         """
         unknown = found.keys() - _KINDS.keys()
         if unknown:
@@ -161,7 +162,9 @@ class LatestInfo:
             # A bool is an int in Python; a lead of `true` seconds is an error.
             if type(value) is not _KINDS[name]:
                 raise Malformed(_WHAT, name, _KINDS[name].__name__, repr(value)[:60])
-        return cls.checked(**found)
+        info = cls.as_read(**found)
+        _check_xml(info)
+        return info
 
     @classmethod
     def checked(cls, **found: Any) -> Self:
@@ -373,6 +376,23 @@ def decode_xml(data: bytes) -> LatestInfo:
     found["max_time"] = found["latest_time"] if latest is None else latest
     found["prev_mod_time"] = find_number(text, "prev_mod_time") or 0
     return LatestInfo.as_read(**found)
+
+
+def _check_xml(info: LatestInfo) -> None:
+    """Check that the XML, which has no escapes, is read as the same entry.
+
+    :raises Malformed: it is read as another.
+    """
+    try:
+        again = decode_xml(encode_xml(info))
+    except UnicodeEncodeError as error:
+        raise Malformed(_WHAT, "text", "bytes, or UTF-8", ascii(error.object[:60])) from None
+    guessed = info.data_type == UNKNOWN  # from the directory
+    left_out = {"data_type": guessed, "forecast_lead_secs": not info.is_forecast}
+    for name in _KINDS:
+        said, read = getattr(info, name), getattr(again, name)
+        if read != said and not left_out.get(name):
+            raise Malformed(_WHAT, name, f"read from XML as {said!r:.60}", repr(read)[:60])
 
 
 def _time(text: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -344,6 +345,55 @@ def test_words_that_are_stored_as_strings_are_read(tmp_path: Path) -> None:
     found = read_volume(tmp_path / "strings.nc")
     assert found.column("sweep_mode").to_pylist() == ["rhi"] * 8
     assert found.column("prt_mode").to_pylist() == ["fixed"] * 8
+
+
+def with_platform(source: Path, path: Path, put: Callable[[netCDF4.Dataset], Any]) -> Path:
+    """Copy a file, with another variable `platform_type`."""
+    with netCDF4.Dataset(source) as old, netCDF4.Dataset(path, "w") as new:
+        new.setncatts(old.__dict__)
+        for name, dimension in old.dimensions.items():
+            new.createDimension(name, len(dimension))
+        for name, variable in old.variables.items():
+            if name == "platform_type":
+                continue
+            told = dict(variable.__dict__)
+            fill = told.pop("_FillValue", None)
+            made = new.createVariable(name, variable.dtype, variable.dimensions, fill_value=fill)
+            made.setncatts(told)
+            made[...] = variable[...]
+        put(new)
+    return path
+
+
+def put_string(file: netCDF4.Dataset) -> None:
+    file.createVariable("platform_type", str, ())[...] = "fixed"
+
+
+def put_encoded(file: netCDF4.Dataset) -> None:
+    file.createDimension("string5", 5)
+    variable = file.createVariable("platform_type", "S1", ("string5",))
+    variable._Encoding = "utf-8"
+    variable[:] = np.array("fixed")
+
+
+@pytest.mark.parametrize("put", [put_string, put_encoded])
+def test_the_platform_may_be_one_text_as_xarray_writes_it(
+    tmp_path: Path, put: Callable[[netCDF4.Dataset], Any]
+) -> None:
+    source = stored(tmp_path, volume(rays=3, gates=2))
+    beams = read_volume(with_platform(source, tmp_path / "text.nc", put))
+    assert set(beams.column("platform_type").to_pylist()) == {"fixed"}
+
+
+@pytest.mark.parametrize("platform", ["fixed", "f", "unknown", "not_set", None])
+def test_a_platform_that_is_no_word_for_a_carrier_does_not_move(
+    tmp_path: Path, platform: str | None
+) -> None:
+    path = stored(tmp_path, moving(volume(rays=3, gates=2), platform))
+    with netCDF4.Dataset(path) as file:
+        assert file.platform_is_mobile == "false"
+        assert file["latitude"].dimensions == ()
+    assert set(read_volume(path).column("platform_type").to_pylist()) == {"fixed"}
 
 
 def test_times_that_count_from_a_part_of_a_second_are_read(tmp_path: Path) -> None:

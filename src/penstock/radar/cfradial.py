@@ -56,8 +56,15 @@ FILL: Final = -9999
 #: Where a radar is: columns, and variables.
 POSITION: Final = ("latitude", "longitude", "altitude")
 _FILL_BYTE: Final = -128
-#: The platform of a radar that does not move.
+#: The platform of a radar that does not move, and CfRadial's words for those that do.
 _FIXED: Final = "fixed"
+_CARRIERS: Final = frozenset(
+    {
+        *("vehicle", "ship", "aircraft", "aircraft_fore", "aircraft_aft", "aircraft_tail"),
+        *("aircraft_belly", "aircraft_roof", "aircraft_nose"),
+        *("satellite_orbit", "satellite_geostat"),
+    }
+)
 _TEXT: Final = 32
 #: Bytes on a disk that is as good as full.
 _LITTLE: Final = 1 << 20
@@ -277,7 +284,8 @@ class _File:
         self._gates = gates
         self._comment = comment
         self._times = beams.column("time_ns").to_numpy()
-        self._platform_type = self._first("platform_type") or _FIXED
+        platform = self._first("platform_type")
+        self._platform_type = platform if platform in _CARRIERS else _FIXED
         #: Then each ray has a position. Radx tells it from the dimension of the latitude.
         self._moves = self._platform_type != _FIXED or any(
             pc.count_distinct(beams.column(name)).as_py() > 1 for name in POSITION

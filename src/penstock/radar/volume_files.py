@@ -259,10 +259,11 @@ class _CfRadial:
         if kind is not str and np.dtype(kind).kind not in "SU":
             return None  # xradar writes NaN for words that it does not know
         raw = np.ma.filled(self._file[name][:], "" if kind is str else b"\0")
-        if raw.ndim == 1 and (kind is str or raw.dtype.itemsize > 1):  # texts already
-            rows = [t.decode(errors="replace") if isinstance(t, bytes) else str(t) for t in raw]
-        else:
+        if raw.dtype == "S1":  # characters
             rows = [row.tobytes().decode(errors="replace") for row in np.atleast_2d(raw)]
+        else:  # texts already, or one without a dimension
+            texts = np.atleast_1d(raw)
+            rows = [t.decode(errors="replace") if isinstance(t, bytes) else str(t) for t in texts]
         return [row.partition("\0")[0].strip() for row in rows]
 
 

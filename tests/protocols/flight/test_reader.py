@@ -282,6 +282,42 @@ def test_a_read_that_is_interrupted_at_any_line_takes_nothing(
                 return
 
 
+def test_what_is_interrupted_at_any_line_while_it_is_received_counts_once(
+    url: str, local: str
+) -> None:
+    ring = "layout=wide&slots=64&size=64k"
+    receive = FlightReader._receive
+    create(f"fmq:{local}?{ring}")
+    with open_reader(f"{url}?type=1") as reader:
+        for line in itertools.count(1):
+            before = reader.statistics()
+            create(f"fmq:{local}?{ring}", replace=True)
+            with open_writer(f"fmq:{local}") as writer:
+                for number in range(100):
+                    writer.write(b"x", number % 2)
+            where = ""
+
+            def interrupted(reader: FlightReader, at: int = line) -> bool:
+                with interrupted_at_line(at, "penstock/protocols/flight"):
+                    return receive(reader)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(FlightReader, "_receive", interrupted)
+                found: list[int] = []
+                try:
+                    found += [message.seq for message in reader.read_many(100)]
+                except Interrupted as place:
+                    where = f"at {place}"
+            take(reader, "many", found)
+            books = reader.statistics()
+            assert books.restarts - before.restarts == 1, where
+            assert books.lost - before.lost == found[0] // 2 * 2, where
+            assert books.filtered - before.filtered == len(found), where
+            assert found == list(range(found[0], 100, 2)), where
+            if not where:
+                return
+
+
 STREAMS = {
     "wide": ("fmq", "layout=wide&slots=64&size=64k"),
     "log": ("log", "segment=4k&segment_slots=16&retain=8k"),

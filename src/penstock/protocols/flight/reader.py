@@ -118,7 +118,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
                     raise
                 time.sleep(_LOOK_FOR_STREAM)
             else:
-                self._enter(told)
+                self._filtered, self._restarts, self._losses = self._counters_with(told)
                 self._report(told)
                 return told.mark, told.end
 
@@ -277,20 +277,19 @@ class FlightReader(Concluding, Replayable, Held, Reader):
 
     def _receive(self) -> bool:
         """Receive one run of messages, or a report without messages; False: the stream ended."""
-        before = self._mark, self._end
         try:
             run = self._receive_run()
             if run is None:
                 return False
             batches, told = run
-            self._mark, self._end = told.mark, told.end
             self._arrivals.add(batches)
-            self._enter(told)
+            changed = told.mark, told.end, *self._counters_with(told)
+            # In one statement without a call: after an interrupt before it, nothing has changed.
+            self._mark, self._end, self._filtered, self._restarts, self._losses = changed
         except BaseException:
             # Also after Ctrl-C: the next request starts at the old mark, and gets this run again.
             self._drop_stream()
             self._arrivals.clear()
-            self._mark, self._end = before
             raise
         self._report(told)
         return True
@@ -322,18 +321,17 @@ class FlightReader(Concluding, Replayable, Held, Reader):
             self._connection.drop()
         return failure
 
-    def _enter(self, told: Told) -> None:
-        """Add to the statistics what happened before the next messages: losses, restarts."""
-        self._filtered += told.filtered
-        self._restarts += told.restarts
+    def _counters_with(self, told: Told) -> tuple[int, int, LossLedger]:
+        """Return `_filtered`, `_restarts` and `_losses` with what happened before a run."""
+        ledger = self._losses
         if told.lost:
-            for each in told.losses:
-                self._losses.add(Loss(each.first, each.last, each.reason))
-            known = sum(each.last - each.first + 1 for each in told.losses)
-            self._losses.total += max(0, told.lost - known)
+            losses = [Loss(each.first, each.last, each.reason) for each in told.losses]
+            ledger = ledger.with_losses(losses)
+            ledger.total += max(0, told.lost - sum(loss.count for loss in losses))
+        return self._filtered + told.filtered, self._restarts + told.restarts, ledger
 
     def _report(self, told: Told) -> None:
-        """Log what `_enter` has counted."""
+        """Log what was counted."""
         if told.restarts:
             log.warning("%s was created anew", self.url)
         if told.lost:

@@ -49,6 +49,10 @@ def nothing_but(text, what):
     return what
 
 @worker
+def long_at(text, at, size):
+    return "x" * size if text == at else text
+
+@worker
 def fails_at(text, at):
     if text == at:
         raise ValueError(f"not {at}")

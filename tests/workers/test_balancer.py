@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from penstock import open_reader, open_writer
 from penstock.core.capabilities import Grouped
-from penstock.core.errors import WriteTimeout
+from penstock.core.errors import Unacknowledged, WriteTimeout
 from penstock.core.worker_function import place_of
 from penstock.protocols.lhhttt import encode_bytes, join_frames
 from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
@@ -21,10 +22,19 @@ from protocols.lhhttt.queues import Asker, StreamAsker, assert_balanced
 
 @contextmanager
 def balanced(
-    count: int = 3, key: str | None = None, lease: float = 30.0, capacity: int = 1_000_000
+    count: int = 3,
+    key: str | None = None,
+    lease: float = 30.0,
+    capacity: int = 1_000_000,
+    journals: Path | None = None,
 ) -> Iterator[tuple[LhhtttServer, list[MessageQueue]]]:
-    settings = QueueSettings(lease=lease, capacity=capacity)
-    queues = [MessageQueue(settings) for _ in range(count)]
+    def journal(number: int) -> str | None:
+        return None if journals is None else f"log:{journals}/{number}?segment=4096"
+
+    queues = [
+        MessageQueue(QueueSettings(lease=lease, capacity=capacity, journal=journal(number)))
+        for number in range(count)
+    ]
     try:
         with LhhtttServer(ServerOptions(port=0, tcp=True), Balancer(queues, key)) as server:
             yield server, queues
@@ -88,13 +98,53 @@ def test_a_request_with_too_many_messages_for_one_queue_is_stored_by_parts_once(
         with Asker(server.port) as asker:
             frames = join_frames([other, *same])
             assert asker.ask(b"RPUTS:me:1:" + frames) == (
-                b"ERR:1:too-large:at most 15 messages, 134217728 bytes"
+                b"ERR:1:too-large:at most 15 messages, 67108864 bytes"
             )
         assert counts(queues) == [0, 0]
         with open_writer(f"lhhttt://{server.address}?timeout=300ms") as writer:
             with pytest.raises(WriteTimeout):
                 writer.write_many([other, *same])
             assert writer.statistics().messages == sum(counts(queues))
+
+
+def test_a_request_with_a_message_too_large_for_a_queue_is_stored_by_no_queue(
+    tmp_path: Path,
+) -> None:
+    key = {place_of(b"%d" % number, 2): b"%d" % number for number in range(20)}
+    with balanced(2, key="^[^,]*", journals=tmp_path) as (server, queues):
+        with Asker(server.port) as asker:
+            fits = [key[0] + b"," + bytes(3000), key[1] + b"," + bytes(3000)] * 2
+            assert asker.ask(b"RPUTS:me:1:" + join_frames(fits)) == b"OK:1"
+            large = [key[0] + b",", key[1] + b"," + bytes(4001)]
+            assert asker.ask(b"RPUTS:me:2:" + join_frames(large)) == (
+                b"ERR:2:too-large:at most 1000000 messages, 4000 bytes"
+            )
+        assert counts(queues) == [2, 2]
+
+
+def test_a_request_of_which_a_queue_stored_its_part_fails_while_another_is_full() -> None:
+    """Whoever hears that it is full would store the part again, with another number."""
+    key = {place_of(b"%d" % number, 2): b"%d" % number for number in range(20)}
+    batch = [key[0] + b",x", key[1] + b",y"]
+    with balanced(2, key="^[^,]*", capacity=3) as (server, queues), Asker(server.port) as asker:
+        assert asker.ask(b"RPUTS:b:1:" + join_frames([key[1]] * 3)) == b"OK:1"
+        # The part of the full one comes first: nothing is stored.
+        other_way_round = b"RPUTS:a:1:" + join_frames(batch[::-1])
+        assert asker.ask(other_way_round) == b"ERR:1:full:the queue holds 3 messages"
+        for _ in range(2):
+            said = asker.ask(b"RPUTS:a:2:" + join_frames(batch))
+            assert said == b"ERR:2:failed:the queue holds 3 messages"
+            assert counts(queues) == [1, 3]
+        with open_writer(f"lhhttt://{server.address}?timeout=300ms") as writer:
+            with pytest.raises(Unacknowledged) as caught:
+                writer.write_many(batch)
+            assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 2)
+        assert counts(queues) == [2, 3]
+        while asker.ask(b"GET"):
+            pass
+        assert asker.ask(b"RPUTS:a:2:" + join_frames(batch)) == b"OK:2"
+        assert counts(queues) == [2, 4]
+        assert_balanced(server.statistics().queue)
 
 
 def test_a_request_that_is_repeated_is_done_once() -> None:

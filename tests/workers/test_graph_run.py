@@ -196,6 +196,28 @@ edges:
     assert (edge.done, edge.dead, edge.held) == (7, 1, 0)
 
 
+def test_a_result_that_is_too_large_for_another_server_holds_up_no_other(tmp_path: Path) -> None:
+    with served(tcp=True, max_message=2048) as server:
+        text = f"""
+graph: large
+vertices:
+  v: {{use: "work:long_at", from: in, to: out, options: {{at: "3", size: 5000}}}}
+edges:
+  in: {{url: "log:DIR/in", deliveries: 2, dead: "log:DIR/dead"}}
+  out: {{url: "lhhttt+tcp://127.0.0.1:{server.port}"}}
+"""
+        with open_writer(f"log:{tmp_path}/in") as writer:
+            writer.write_many([b"%d" % number for number in range(8)])
+        with running(tmp_path, text) as run:
+            assert run.wait_until_done(PATIENCE)
+        counted = Counter(messages_of(f"lhhttt+tcp://127.0.0.1:{server.port}"))
+    assert sorted(counted) == [b"%d" % number for number in range(8) if number != 3]
+    assert max(counted.values()) <= 2  # once with the large one, and once alone
+    with open_reader(f"log:{tmp_path}/dead") as reader:
+        letters = [DeadLetter.from_message(message) for message in reader.available()]
+    assert [letter.original.payload for letter in letters] == [b"3"]
+
+
 def test_each_key_has_one_worker_behind_a_balancer(tmp_path: Path) -> None:
     text = """
 graph: keyed

@@ -210,15 +210,19 @@ class Balancer(Closable):
         for turn, message in enumerate(request.messages, first):
             parts[self._place(message, turn)].append(message)
         for place, part in parts.items():  # before any is stored
-            most, most_bytes = self._queues[place].limits
-            if len(part) > most or sum(map(len, part)) > most_bytes:
-                text = format_limits(most, most_bytes)
+            sizes = [len(message) for message in part]
+            if self._queues[place].exceeds(len(sizes), sum(sizes), max(sizes)):
+                text = format_limits(*self._queues[place].limits)
                 return [error_reply(b"%d" % request.seq, Code.TOO_LARGE, text)]
+        is_begun = False
         for place, messages in parts.items():
             frame = store_request(request.client, request.seq, messages)
             reply = self._ask_reliably(place, frame, asker)
             if reply.code is not None:  # asked again, those that are stored are not again
-                return [error_reply(reply.about, Code(reply.code), reply.text)]
+                # Any other code would say that nothing is stored.
+                code = Code.FAILED if is_begun else Code(reply.code)
+                return [error_reply(reply.about, code, reply.text)]
+            is_begun = True
         return [ok_reply(b"%d" % request.seq)]
 
     def _lease(self, request: Lease, asker: _Parked) -> list[bytes] | None:

@@ -227,8 +227,10 @@ class GraphRun(Closable):
     def is_done(self) -> bool:
         """Tell whether no message is left and nothing has happened for half a second.
 
-        An edge that does not tell how many it holds is not done. Whether a program that speaks the
-        protocol itself still holds a message is unknown.
+        An edge that does not tell how many it holds is not done. Two things are unknown: whether a
+        program that speaks the protocol itself still holds a message, and whether the queue of
+        another server (an `lhhttt:` URL) still leases one to a worker that was killed. That one is
+        not counted until its lease ends.
 
         :raises NoWorker: as for `check`.
         """

@@ -10,9 +10,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -32,14 +33,17 @@ from penstock.core.errors import (
     WriteTimeout,
 )
 from penstock.core.interfaces import LONGEST_PAUSE
+from penstock.core.overflow import DropReason
 from penstock.protocols.jrtc.destinations import StreamDestination
 from penstock.protocols.jrtc.wire import batch_of_datagrams
 from penstock.protocols.lhhttt import commands, decode_bytes, encode_bytes
-from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused, StreamLink
+from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, StreamLink
 from penstock.protocols.lhhttt.commands import Reply
 from penstock.protocols.lhhttt.journal import Journal
+from penstock.protocols.lhhttt.server import LhhtttServer
 from penstock.protocols.server import End
 from penstock.queue.waiting import wait_any
+from penstock.relay import Relay, RelayOptions
 from penstock.relay.faults import FaultRouter, Faults
 from protocols.lhhttt.queues import HOST, Asker, Prototype, assert_balanced, served
 from support.descriptors import many_descriptors
@@ -121,21 +125,97 @@ def test_a_server_of_small_frames_gets_small_batches(tmp_path: Path, way: str) -
     with served(tcp=True, unix=tmp_path / "socket", max_message=65_536) as server:
         with open_writer(URLS[way](server)) as writer:
             writer.write_many([b"%0100d" % number for number in range(3000)])
-            with pytest.raises(QueueRefused, match="at most 10000 messages, 6"):
+            with pytest.raises(MessageTooLarge, match="70,000 bytes does not fit") as caught:
                 writer.write(bytes(70_000))
+            assert 65_000 < caught.value.limit < 65_536
             writer.write(b"last")
         books = server.statistics().queue
         assert (books.queued, books.held) == (3001, 3001)
         assert_balanced(books)
 
 
-def test_a_request_of_which_a_part_is_stored_is_in_doubt(tmp_path: Path) -> None:
-    with served(journal=f"log:{tmp_path}/queue?segment=64k", tcp=True) as server:
-        with open_writer(URLS["tcp"](server)) as writer:
-            with pytest.raises(Unacknowledged, match="a message of 100,000 bytes") as caught:
-                writer.write_many([b"first", bytes(100_000), b"last"])
-            assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 3)
-        assert server.statistics().queue.queued == 1
+#: Why a queue never takes a message of 100,000 bytes.
+SMALL: dict[str, dict[str, Any]] = {
+    "frames": {"max_message": 65_536},
+    "capacity": {"capacity_bytes": 65_536},
+    "journal": {"journal": "log:DIR/queue?segment=64k"},
+}
+
+
+@contextlib.contextmanager
+def small(limit: str, folder: Path) -> Iterator[LhhtttServer]:
+    options = {
+        name: value.replace("DIR", str(folder)) if isinstance(value, str) else value
+        for name, value in SMALL[limit].items()
+    }
+    with served(tcp=True, **options) as server:
+        yield server
+        assert_balanced(server.statistics().queue)
+
+
+@pytest.mark.parametrize("limit", SMALL)
+def test_a_message_that_a_queue_never_takes_costs_no_other(limit: str, tmp_path: Path) -> None:
+    with small(limit, tmp_path) as server, open_writer(URLS["tcp"](server)) as writer:
+        with pytest.raises(MessageTooLarge) as caught:
+            writer.write_many([b"first", bytes(100_000), b"last"])
+        assert caught.value.size == 100_000
+        assert 65_000 < caught.value.limit <= 65_536
+        assert (writer.statistics().messages, writer.statistics().refused) == (1, 2)
+        before = server.statistics().queue.reliable
+        writer.write_many([b"%d" % number for number in range(1000)])
+        assert server.statistics().queue.queued == 1001
+        # Later requests are not smaller than they need to be.
+        assert server.statistics().queue.reliable - before == 1
+
+
+@pytest.mark.parametrize("limit", SMALL)
+def test_a_forwarder_rejects_a_message_that_a_queue_never_takes(limit: str, tmp_path: Path) -> None:
+    batch = batch_of_datagrams([bytes(16) + p for p in (b"1", bytes(100_000), b"3")], 0, 0)
+    with small(limit, tmp_path) as server:
+        with StreamDestination(URLS["tcp"](server)) as destination:
+            done, rejected = destination.send(batch)
+            assert done == 2
+            assert [(each.row, each.code) for each in rejected] == [(1, Code.OUT_OF_RANGE)]
+            assert destination.send(batch.slice(done)) == (1, ())
+        assert server.statistics().queue.queued == 2
+
+
+@pytest.mark.parametrize("limit", SMALL)
+def test_a_relay_drops_a_message_that_a_queue_never_takes(limit: str, tmp_path: Path) -> None:
+    source = f"log:{tmp_path}/source"
+    with open_writer(source) as writer:
+        writer.write_many([b"1", bytes(100_000), b"3"])
+    with small(limit, tmp_path) as server:
+        target = URLS["tcp"](server)
+        options = RelayOptions(source=source, target=target, follow=False, refused="drop")
+        with open_reader(source) as reader, open_writer(target) as writer:
+            books = Relay(reader, writer, options).run()
+        assert (books.copied, books.in_doubt) == (2, 0)
+        assert books.dropped == {DropReason.REFUSED: 1}
+        assert server.statistics().queue.queued == 2
+
+
+def test_a_refusal_that_names_no_limits_leaves_a_request_in_doubt() -> None:
+    """An older server says so at one message of a request: those before it are stored."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as queue:
+        queue.bind((HOST, 0))
+        queue.settimeout(10)
+
+        def serve() -> None:
+            for _ in range(2):
+                datagram, peer = queue.recvfrom(1 << 16)
+                seq = decode_bytes(datagram).split(b":")[2]
+                queue.sendto(encode_bytes(b"ERR:%b:too-large:the limit is 3" % seq), peer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with QueueClient(_link(queue.getsockname()[1]), is_reliable=True) as client:
+            with pytest.raises(Unacknowledged, match="the limit is 3") as caught:
+                client.put([b"1", b"large"])
+            assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 2)
+            with pytest.raises(MessageTooLarge):
+                client.put([b"large"])
+        thread.join()
 
 
 def test_a_request_that_failed_in_part_is_in_doubt_also_if_the_queue_is_full_then(
@@ -149,6 +229,7 @@ def test_a_request_that_failed_in_part_is_in_doubt_also_if_the_queue_is_full_the
     def exchange_and_fill(client: QueueClient, about: bytes, frame: bytes) -> Reply:
         reply = exchange(client, about, frame)
         if reply.code == commands.Code.FAILED:
+            monkeypatch.setattr(QueueClient, "_exchange", exchange)
             _put(URLS["udp"](server), *[b"other"] * 18)  # the disk has room again, the queue none
         return reply
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from penstock import open_reader, open_writer
 from penstock.core.errors import StorageError
 from penstock.protocols.lhhttt import join_frames, journal
 from penstock.protocols.lhhttt.queue import MessageQueue
-from protocols.lhhttt.queues import Asker, assert_balanced, served, served_elsewhere
+from protocols.lhhttt.queues import Asker, StreamAsker, assert_balanced, served, served_elsewhere
 
 MEMORY = "/dev/shm/penstock-lhhttt-"
 
@@ -44,6 +45,27 @@ def test_a_batch_of_which_a_server_stored_a_part_is_completed(tmp_path: Path, st
             assert_balanced(server.statistics().queue)
     with served(journal=journal) as server, Asker(server.port) as asker:
         assert _taken(asker) == [*batch[:stored], b"other", *batch[stored:], b"other"]
+
+
+@pytest.mark.parametrize("options", ["", "&compress=lz4", "&compress=zstd"])
+def test_a_journal_takes_messages_up_to_its_largest_in_any_request(
+    tmp_path: Path, options: str
+) -> None:
+    journal = f"log:{tmp_path}/queue?segment=8k{options}"
+    client, latest = b"c" * 64, 2**63 - 1  # the longest names
+    with served(journal=journal, tcp=True) as server, StreamAsker(server.port) as asker:
+        assert isinstance(server.queue, MessageQueue)
+        _, largest = server.queue.limits
+        assert 7700 < largest < 8192
+        whole, beyond = os.urandom(largest), os.urandom(largest + 1)
+        for count in (1, 2, 3):
+            request = b"RPUTS:%b:%d:" % (client, latest - count)
+            assert asker.ask(request + join_frames([whole] * count)).startswith(b"OK:")
+            request = b"RPUTS:%b:%d:" % (client, latest - 10 - count)
+            said = asker.ask(request + join_frames([*[b"x"] * count, beyond]))
+            assert said.endswith(b":at most 1000000 messages, %d bytes" % largest)
+        assert server.statistics().queue.queued == 6
+        assert_balanced(server.statistics().queue)
 
 
 def test_after_a_restart_finished_messages_behind_an_old_one_take_no_room(tmp_path: Path) -> None:

@@ -196,6 +196,44 @@ def test_a_message_too_large_for_the_journal_is_refused_alone(tmp_path: Path) ->
     assert_balanced(books)
 
 
+def test_nothing_is_stored_or_dropped_for_a_request_that_the_journal_cannot_hold(
+    tmp_path: Path,
+) -> None:
+    journal = f"log:{tmp_path}/queue?segment=4096"
+    with served(journal=journal, capacity=3, policy="drop_oldest") as server:
+        with Asker(server.port) as asker:
+            assert asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"])) == b"OK:1"
+            large = join_frames([b"4", bytes(4001)])
+            assert asker.ask(b"RPUTS:a:2:" + large) == (
+                b"ERR:2:too-large:at most 3 messages, 4000 bytes"
+            )
+            assert asker.ask(b"RPUTS:a:3:" + join_frames([bytes(3000)] * 2)) == b"OK:3"
+            assert asker.ask(b"GET") == b"3"
+        books = server.statistics().queue
+    assert books.refused == {"too-large": 2}
+    assert sum(books.dropped.values()) == 2
+    assert_balanced(books)
+
+
+def test_a_request_of_which_a_part_is_stored_is_not_told_that_the_queue_is_full(
+    tmp_path: Path,
+) -> None:
+    """Whoever hears that would store it all again, with another number."""
+    journal = f"log:{tmp_path}/queue"
+    with open_writer(journal) as writer:  # as a server leaves it that dies after the first
+        writer.write(b"1", attributes=b"a:1:1")
+    batch = b"RPUTS:a:1:" + join_frames([b"1", b"2"])
+    with served(journal=journal, capacity=2) as server, Asker(server.port) as asker:
+        assert asker.ask(b"RPUT:b:1:other") == b"OK:1"
+        assert asker.ask(batch) == b"ERR:1:failed:the queue holds 2 messages"
+        assert asker.ask(b"GET") == b"1"
+        assert asker.ask(batch) == b"OK:1"
+        assert [asker.ask(b"GET") for _ in range(3)] == [b"other", b"2", b""]
+        books = server.statistics().queue
+    assert books.refused == {"failed": 1}
+    assert_balanced(books)
+
+
 def test_bytes_are_counted_too() -> None:
     with served(capacity_bytes=1000) as server, Asker(server.port) as asker:
         assert asker.ask(b"RPUT:a:1:" + b"x" * 900) == b"OK:1"

@@ -18,7 +18,7 @@ import select
 import socket
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from penstock.core.errors import (
     ConnectionLost,
@@ -69,6 +69,9 @@ _HEADERS: Final = 100
 _BATCH: Final = 60_000
 _STREAM_BATCH: Final = 1 << 20
 _FRAME: Final = 9
+_HOW_LARGE: Final = (
+    "the server's --max-message, --capacity-bytes and the segment= of its journal set the limit"
+)
 #: What a stream's answer may have.
 _LARGEST_ANSWER: Final = 1 << 30
 
@@ -336,6 +339,7 @@ class QueueClient(Closable):
         :raises Unacknowledged: no reply arrives, or the queue stored a part of a request; its
             fields say what is stored.
         :raises WriteTimeout: the queue stayed full for the time allowed.
+        :raises MessageTooLarge: the queue never takes one of them; all before it are stored.
         :raises QueueRefused: the queue refuses them for another reason.
         """
         done = 0
@@ -351,13 +355,7 @@ class QueueClient(Closable):
                 if isinstance(error, QueueRefused) and error.code == Code.TOO_LARGE:
                     if self._learn_limits(error, batch):
                         continue
-                    if len(batch) > 1:  # at one of them: those before it are stored
-                        raise Unacknowledged(
-                            self.server,
-                            f"it answers, and refuses one: {error.text}",
-                            acknowledged=done,
-                            in_doubt=len(batch),
-                        ) from error
+                    self._raise_too_large(error, done, batch)
                 error.add_note(f"{done:,} messages of this call are stored")
                 raise
             done += len(batch)
@@ -375,9 +373,24 @@ class QueueClient(Closable):
         limits = parse_limits(error.text)
         if limits is None or len(batch) == 1:
             return False
-        self._most = max(1, min(limits[0], len(batch) - 1))
+        self._most = max(1, min(limits[0], self._most))
         self._most_bytes = min(limits[1], self._most_bytes)
+        if fitting(batch, 0, self._most, self._most_bytes, _FRAME) == len(batch):
+            self._most = len(batch) - 1  # it refuses what it says that it takes
         return True
+
+    def _raise_too_large(self, error: QueueRefused, done: int, batch: Sequence[bytes]) -> NoReturn:
+        """Raise the error for a request with a message that the queue never takes."""
+        if len(batch) > 1:  # a queue that names no limits may have stored those before it
+            raise Unacknowledged(
+                self.server,
+                f"it answers, and refuses one: {error.text}",
+                acknowledged=done,
+                in_doubt=len(batch),
+            ) from error
+        size, limits = len(batch[0]), parse_limits(error.text)
+        limit = size - 1 if limits is None else min(limits[1], size - 1)
+        raise MessageTooLarge(size, limit, hint=_HOW_LARGE) from error
 
     def _store(self, messages: Sequence[bytes]) -> None:
         seq = next(self._seqs)

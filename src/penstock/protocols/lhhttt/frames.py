@@ -134,6 +134,11 @@ class Frames(Sequence[bytes]):
         """Return the body of one frame as these."""
         return cls(body, np.array([[0, len(body)]], np.int64), len(body))
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest body."""
+        return int((self.places[:, 1] - self.places[:, 0]).max(initial=0))
+
     def __len__(self) -> int:
         return len(self.places)
 

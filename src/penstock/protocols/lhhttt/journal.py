@@ -26,8 +26,10 @@ from penstock.protocols.lhhttt.commands import format_tags
 from penstock.protocols.lhhttt.frames import Frames
 from penstock.protocols.lhhttt.runs import Run, RunMap, count_of, merged, runs_of_batch
 from penstock.queue.groups.reader import GroupReader
+from penstock.queue.log.settings import load_settings
 from penstock.queue.log.writer import LogWriter
 from penstock.queue.storage import LockFile, storage_errors
+from penstock.queue.wide.layout import Compression
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,6 +70,8 @@ _NAME: Final = "penstock-lhhttt-"
 _LOCK: Final = "owner.lock"
 #: Tells of a message that it belongs to no request.
 _NOBODYS: Final = b"-"
+#: Bytes that the note of a message takes in its segment, at most: see `_write_noted`.
+_LARGEST_NOTE: Final = 96
 
 
 class Journal(Closable):
@@ -150,6 +154,9 @@ class Journal(Closable):
         letters = {"deliveries": settings.deliveries, "dead": settings.dead}
         given = {name: value for name, value in letters.items() if value is not None}
         try:
+            note = _LARGEST_NOTE if self._memory is None else 0
+            #: The largest message that the log certainly takes, in bytes.
+            self.largest = _largest(Path(URL.parse(path).path), note)
             # Nobody else is in the group: what this queue has stays its own, however long it takes.
             reader = open_reader(path, group=_GROUP, lease="365d", **sync, **given)
             assert isinstance(reader, GroupReader)
@@ -527,6 +534,16 @@ class Journal(Closable):
             self._writer.close()
             if self._memory is not None:
                 self._memory.close()
+
+
+def _largest(folder: Path, note: int) -> int:
+    """Return the size of the largest message that a log certainly takes, with its note."""
+    settings = load_settings(folder)
+    assert settings is not None  # the log's writer has saved them
+    largest = settings.geometry.buffer_size - note
+    if settings.compress is not Compression.NONE:  # what cannot be compressed becomes larger
+        largest -= largest // 128 + 256
+    return largest
 
 
 def _membership(ranges: Sequence[Range]) -> Callable[[int], bool]:

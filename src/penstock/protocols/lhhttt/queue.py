@@ -190,7 +190,7 @@ class MessageQueue(Closable):
             if not is_room and not self._has_room(len(fresh) + 1, size + len(message)):
                 self._write(fresh, answers, replies)
                 fresh, answers, size = [], [], 0
-                if (code := self._refusal(1, len(message))) is not None:
+                if (code := self._refusal(1, len(message), len(message))) is not None:
                     self._refused[code] += 1
                     continue
                 if self._is_dropped(1, len(message)):
@@ -307,9 +307,14 @@ class MessageQueue(Closable):
         messages = request.messages if is_whole else request.messages[-left:]
         self._counts["repeated"] += len(request.messages) - len(messages)
         size = messages.size
-        if (code := self._refusal(len(messages), size)) is not None:
+        # Each is looked at only if all together are more than one may be.
+        largest = messages.largest if size > self._journal.largest else size
+        if (code := self._refusal(len(messages), size, largest)) is not None:
+            why = self._why(code)
+            if not is_whole:  # any other answer would say that nothing is stored
+                code = Code.FAILED
             self._refused[code] += len(messages)
-            return error_reply(about, code, self._why(code))
+            return error_reply(about, code, why)
         if not self._is_dropped(len(messages), size):
             before = self._journal.queued
             try:
@@ -338,18 +343,31 @@ class MessageQueue(Closable):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The messages and bytes that it ever holds."""
-        return self._settings.capacity, self._settings.capacity_bytes
+        """Messages and bytes of a request that the empty queue takes, whatever their sizes."""
+        settings = self._settings
+        return settings.capacity, min(settings.capacity_bytes, self._journal.largest)
+
+    def exceeds(self, count: int, size: int, largest: int) -> bool:
+        """Tell whether even the empty queue cannot take a request.
+
+        :param size: bytes of its messages
+        :param largest: bytes of its largest message
+        """
+        return (
+            count > self._settings.capacity
+            or size > self._settings.capacity_bytes
+            or largest > self._journal.largest
+        )
 
     def _why(self, code: Code) -> str:
         if code is Code.FULL:
             return f"the queue holds {self._journal.held:,} messages"
         return format_limits(*self.limits)
 
-    def _refusal(self, count: int, size: int) -> Code | None:
+    def _refusal(self, count: int, size: int, largest: int) -> Code | None:
         """Return why messages are refused, by size or policy; None if they are taken."""
         settings = self._settings
-        if count > settings.capacity or size > settings.capacity_bytes:
+        if self.exceeds(count, size, largest):
             return Code.TOO_LARGE
         is_refused = settings.policy is OverflowPolicy.FAIL and not self._has_room(count, size)
         if is_refused or self._journal.is_pinned:

@@ -23,6 +23,7 @@ from penstock import open_reader, open_writer
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.errors import InvalidOption, PenstockError, StorageError
 from penstock.core.stream_id import StreamId
+from penstock.protocols.datagrams import DatagramSocket
 from penstock.protocols.jrtc.collector import CollectorStatistics, Refusal
 from penstock.protocols.jrtc.collector_outputs import (
     ArrowOutput,
@@ -116,6 +117,41 @@ def test_lines_go_to_servers_by_udp_and_tcp() -> None:
             with connection, connection.makefile() as lines:
                 assert json.loads(lines.readline()) == EXPECTED
                 assert json.loads(lines.readline()) == EXPECTED
+
+
+@pytest.mark.parametrize("fault", [OSError(101, "Network is unreachable"), None])
+def test_lines_that_went_by_udp_before_it_failed_are_not_undelivered(
+    fault: OSError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = example_schemas().find(STATUS)
+    assert schema is not None
+    batch = batch_of_datagrams([STATUS + UP] * 5, 0, 0)
+    calls = 0
+
+    def send_some(sock: DatagramSocket, datagrams: Any, timeout: float) -> int:
+        """Stand for the kernel, which takes two, and fails or has no room then."""
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return send_all(sock, datagrams[:2], timeout)
+        if fault is not None:
+            raise fault
+        return 0
+
+    send_all = DatagramSocket.send
+    with listening() as udp, output_for(f"json+udp://{HOST}:{port_of(udp)}") as output:
+        with monkeypatch.context() as patch:
+            patch.setattr(DatagramSocket, "send", send_some)
+            rejected = output.give(Collected(schema, batch, None))
+            assert [(each.row, each.code) for each in rejected] == [
+                (row, Code.UNAVAILABLE) for row in (2, 3, 4)
+            ]
+            reason = "no room" if fault is None else "Network is unreachable"
+            assert all(reason in each.reason for each in rejected)
+            with pytest.raises(OSError, match=reason):  # none of these went
+                output.give(Collected(schema, batch, None))
+        assert output.give(Collected(schema, batch.slice(0, 1), None)) == []
+        assert [json.loads(udp.recv(1000)) for _ in range(3)] == [EXPECTED] * 3
 
 
 def test_a_server_of_lines_that_is_away_is_counted_and_comes_back(tmp_path: Path) -> None:

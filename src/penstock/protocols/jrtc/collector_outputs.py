@@ -140,7 +140,7 @@ class _PartlyWritten(OSError):
     """A target failed after some lines."""
 
     def __init__(self, written: int, cause: OSError) -> None:
-        super().__init__(cause.errno, cause.strerror)
+        super().__init__(*cause.args)  # some have a text alone
         #: The lines that are written.
         self.written = written
 
@@ -232,14 +232,19 @@ class _UdpLines(_Lines):
 
     def write(self, lines: Sequence[bytes]) -> None:
         left = [(line, None) for line in lines]
-        while left:
-            try:
-                taken = self._socket.send(left, _PATIENCE)
-            except ConnectionRefusedError:  # nobody heard an earlier one; this says so once
-                continue
-            if not taken:
-                raise TimeoutError("the kernel has no room for a datagram")
-            del left[:taken]
+        try:
+            while left:
+                try:
+                    taken = self._socket.send(left, _PATIENCE)
+                except ConnectionRefusedError:  # nobody heard an earlier one; this says so once
+                    continue
+                if not taken:
+                    raise TimeoutError("the kernel has no room for a datagram")
+                del left[:taken]
+        except OSError as error:
+            if len(left) == len(lines):
+                raise
+            raise _PartlyWritten(len(lines) - len(left), error) from error
 
     def close(self) -> None:
         self._socket.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -358,6 +359,31 @@ def test_who_does_not_end_is_told_by_every_stop(monkeypatch: pytest.MonkeyPatch)
         assert not server.stop(0.01)
         assert not server.stop(0.01)
         until(lambda: server.stop(0.01))
+
+
+def test_sockets_that_find_no_descriptor_at_the_same_time_pause_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sockets = [*listen_tcp(HOST, 0), *listen_tcp(HOST, 0)]
+    clients = [socket.create_connection(each.getsockname(), 10) for each in sockets]
+    accept = socket.socket.accept
+    is_short = True
+
+    def short(listener: socket.socket) -> tuple[socket.socket, object]:
+        if is_short:
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", short)
+    with served(sockets) as server:
+        until(lambda: server._paused_until is not None)
+        time.sleep(0.3)  # and again, several times
+        is_short = False
+        for client in clients:
+            client.sendall(b"hello\n")
+            assert client.recv(100) == b"hello\n"
+            client.close()
+        assert server._door.error is None
 
 
 def test_a_thread_that_is_about_to_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

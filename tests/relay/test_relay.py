@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 import threading
@@ -25,6 +26,7 @@ from penstock.core.errors import (
     InvalidOption,
     MessageTooLarge,
     PositionError,
+    StorageError,
     Unacknowledged,
     Unsupported,
 )
@@ -846,6 +848,78 @@ def test_what_a_group_delivers_again_because_nobody_knows_if_it_arrived_is_in_do
     second = relay(f"{source}?group=archive", target)
     assert (first.copied, first.in_doubt, second.copied) == (0, 10, 10)
     assert len(numbers(target)) == 20
+
+
+def test_what_others_overwrote_does_not_count_as_copied(source: str, tmp_path: Path) -> None:
+    target = f"fmq:{tmp_path}/ring?slots=64&size=64k&writers=many"
+    fill(source, 10)
+    writer = open_writer(target)
+    write_batch = writer.write_batch
+    is_broken = True
+
+    def break_first(batch: Batch) -> int | None:
+        nonlocal is_broken
+        if not is_broken:
+            return write_batch(batch)
+        is_broken = False
+        with open_writer(target) as other:
+            other.write_many([b"other 0"] * 100)
+        raise ConnectionLost("host", "nothing of it arrived")
+
+    writer.write_batch = break_first  # type: ignore[method-assign]
+    books = relay(source, target, writer=writer)
+    assert (books.copied, books.in_doubt) == (10, 10)
+    assert numbers(target)[-10:] == list(range(10))
+
+
+def test_what_was_overwritten_counts_as_copied_if_a_later_one_is_there(
+    source: str, tmp_path: Path
+) -> None:
+    target = f"fmq:{tmp_path}/ring?slots=64&size=64k"
+    fill(source, 100)
+    writer = open_writer(target)
+    write_batch = writer.write_batch
+    is_broken = True
+
+    def break_in_the_middle(batch: Batch) -> int | None:
+        nonlocal is_broken
+        if not is_broken:
+            return write_batch(batch)
+        is_broken = False
+        write_batch(batch.slice(0, 80))
+        raise ConnectionLost("host", "its answer is lost")
+
+    writer.write_batch = break_in_the_middle  # type: ignore[method-assign]
+    books = relay(source, target, writer=writer)
+    assert (books.copied, books.in_doubt) == (100, 0)
+    assert numbers(target) == list(range(36, 100))
+
+
+def test_a_named_reader_that_cannot_go_back_does_not_pass_over_what_is_not_copied(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(source, 40)
+    has_failed = threading.Event()
+
+    def fail(_: PositionLike) -> None:
+        raise StorageError("opening", source, OSError(errno.EMFILE, "no descriptor is left"))
+
+    def break_off(_: Batch) -> int | None:
+        has_failed.set()
+        raise ConnectionLost("host", "it is away")
+
+    options = relay_options(source=f"{source}?hold=archive", target=target)
+
+    def run_until_it_fails() -> None:
+        with open_reader(options.source) as reader, open_writer(target) as writer:
+            monkeypatch.setattr(writer, "write_batch", break_off)
+            monkeypatch.setattr(reader, "seek", fail)
+            Relay(reader, writer, options, should_stop=has_failed.is_set).run()
+
+    with pytest.raises(StorageError):
+        run_until_it_fails()
+    with open_reader(options.source) as reader:
+        assert len(list(reader.available())) == 40
 
 
 def test_what_a_relay_copied_for_a_group_before_it_failed_is_settled(

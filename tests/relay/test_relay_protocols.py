@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock import open_reader, open_writer
 from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.psi import REPLAY_ALL, RemoteExporter, RemoteImporter, Store
+from penstock.relay.faults import FaultRouter
+from penstock.relay.faults.model import NO_FAULTS, Faults
 from protocols.flight.serving import PENSTOCK, served
 from relay.background import Background, fill, numbers
 from support.mosquitto import free_port
@@ -57,6 +60,36 @@ def test_a_server_of_lroses_queues_that_was_away_gets_everything(tmp_path: Path)
     # What was on its way may be there twice, and is counted then.
     assert list(dict.fromkeys(found)) == list(range(COUNT))
     assert len(found) - COUNT <= books.in_doubt
+
+
+def test_what_waits_at_a_server_that_was_cut_off_is_copied_once(tmp_path: Path) -> None:
+    source, ring = f"log:{tmp_path}/source", f"fmq:{tmp_path}/root/ring?slots=8&size=64k&hold=slow"
+    fill(source, 8)
+    (tmp_path / "root").mkdir()
+    open_writer(ring).close()
+    with (
+        served(tmp_path / "root", bulk_port="off") as server,
+        FaultRouter.tcp((HOST, server.port)) as network,
+        open_reader(ring) as slow,
+    ):
+        with open_writer(f"fmq:{tmp_path}/root/ring?hold=slow") as writer:
+            writer.write_many([b"old"] * 8)  # now it is full
+        target = f"flight://{HOST}:{network.address[1]}/ring?hold=slow"
+        relay = Background(source, f"{target}&retry=1s")
+        time.sleep(1)  # until the messages wait there
+        network.set(Faults(refuse=1.0))
+        network.cut_all()
+        time.sleep(1.6)  # longer than the writer itself tries again
+        network.set(NO_FAULTS)
+        time.sleep(1.5)
+        found: list[bytes] = []
+        while len(found) < 16:
+            found += [message.payload for message in slow.read_many(100, 20)]
+        until(lambda: relay.copied() == 8)
+        books = relay.end()
+        found += [message.payload for message in slow.read_many(100, 1)]
+    assert len(found) == 16
+    assert (books.copied, books.in_doubt) == (8, 0)
 
 
 def test_a_source_of_lroses_queues_that_was_away_looks_like_delay(tmp_path: Path) -> None:

@@ -313,6 +313,7 @@ class Server(Closable):
                     os.eventfd_read(self._bell)
                 else:
                     self._accept(key.fileobj)  # type: ignore[arg-type] # a socket
+            worker.note_success()
             while self._returned:
                 self._hold(self._returned.popleft(), self.limits.idle)
             while self._leaving and not self._leaving[0].is_alive:
@@ -338,6 +339,8 @@ class Server(Closable):
         return max(0.0, until - now)
 
     def _accept(self, listener: socket.socket) -> None:
+        if self._paused_until is not None:
+            return  # another of the sockets has paused them all
         for _ in range(_TAKEN_AT_ONCE):
             while len(self._newcomers) >= self._room:
                 if not self._crowd_out(_QUICK):

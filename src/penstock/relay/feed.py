@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.batch import numbers_of, without_origins
-from penstock.core.capabilities import Grouped, KeepsOrigin, OriginTimed, Replayable, SourceTimed
+from penstock.core.capabilities import (
+    Grouped,
+    Held,
+    KeepsOrigin,
+    OriginTimed,
+    Replayable,
+    SourceTimed,
+)
 from penstock.core.errors import PenstockError, PositionError
 from penstock.core.interfaces import UNKNOWN_END, Reader
 from penstock.core.position import Position
@@ -141,9 +147,16 @@ class Feed:
         return found is not None or self._options.follow
 
     def go_back(self, seq: int) -> None:
-        """Seek back to a message that was read but not copied."""
-        with suppress(PenstockError):  # then it is redelivered, or was not stored anyway
+        """Seek back to a message that was read but not copied.
+
+        :raises PenstockError: a held reader cannot; closed without an error, it would be behind it.
+        """
+        try:
             self._reader.seek(seq)
+        except PenstockError:
+            if isinstance(self._reader, Held) and self._reader.hold is not None:
+                raise
+            # Others are redelivered, or were not stored anyway.
 
     def successor(self, epoch: int | None, seq: int) -> int | None:
         """Return the number now of message `seq` of an earlier epoch; None: it is gone."""

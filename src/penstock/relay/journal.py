@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_RUNS",
+    "Arrived",
     "Journal",
     "Note",
     "Tail",
@@ -292,17 +293,29 @@ def bounds_of(url: str, options: dict[str, str]) -> Bounds | None:
         return target.bounds
 
 
+class Arrived(NamedTuple):
+    """What is known of a batch in the target."""
+
+    #: How many messages, from the first on, are or were there.
+    messages: int
+    #: How many of the others may have been there: as many of somebody's are overwritten.
+    in_doubt: int
+    #: The end of the target now; None: unknown.
+    end: Tail | None
+
+
 def arrived(
     url: str,
     options: dict[str, str],
     tail: Tail,
     batch: Batch,
     lacking: Collection[str] = (),
-) -> tuple[int, Tail | None]:
-    """Return how many messages of a batch are in the target after `tail`, and its end now.
+) -> Arrived:
+    """Look for the messages of a batch in the target after `tail`.
 
-    They are searched one by one, in order, so messages of other writers do not matter. `lacking`
-    are the fields that the target does not store.
+    They are searched one by one, in order, so messages of other writers do not matter. Overwritten
+    ones had arrived if a later one of the batch is there. `lacking` are the fields that the target
+    does not store.
 
     :raises ConnectionLost: its server cannot be reached.
     :raises TargetCut: messages before `tail` are missing.
@@ -310,21 +323,25 @@ def arrived(
     with _Target(url, options) as target:
         bounds = target.bounds
         if bounds is None:
-            return 0, None
+            return Arrived(0, 0, None)
         now = Tail(bounds.epoch, bounds.end)
         start = check_end(url, bounds, tail)
         if start is None or bounds.end <= start:
-            return 0, now
-        # Messages that are overwritten by now had arrived.
-        found = min(max(0, bounds.oldest - start), batch.num_rows)
+            return Arrived(0, 0, now)
+        gone = min(max(0, bounds.oldest - start), batch.num_rows)
         fields = [name for name in _COMPARED if name not in lacking]
         wanted = list(_rows(batch, fields))
+        #: The first message of the batch that is there may be any of these.
+        firsts = {row: at for at, row in reversed([*enumerate(wanted[: gone + 1])])}
+        found = 0
         for row in target.rows(max(start, bounds.oldest), bounds.end, fields):
             if found == len(wanted):
                 break
-            if row == wanted[found]:
+            if not found:
+                found = firsts.get(row, -1) + 1
+            elif row == wanted[found]:
                 found += 1
-        return found, now
+        return Arrived(found, 0 if found else gone, now)
 
 
 class _Target(Closable):
@@ -370,12 +387,12 @@ def resume(
     journal: Journal,
     reader: Reader,
     target: Bounds | None,
-    arrived: Callable[[Tail, Batch], int],
+    arrived: Callable[[Tail, Batch], Arrived],
 ) -> int:
     """Move a reader to the position in the journal; return how many messages may be duplicated.
 
-    `target` are the current bounds of the target; `arrived` returns how many messages of a batch
-    are in the target after a tail.
+    `target` are the current bounds of the target; `arrived` looks for the messages of a batch in
+    the target after a tail.
     """
     if journal.note is None or not isinstance(reader, Replayable):
         return 0
@@ -391,8 +408,8 @@ def resume(
     if journal.is_behind and note.target is not None and target is not None and not in_doubt:
         start = target.successor(*note.target)
         if start is not None:
-            place = min(place, source.end)
-            place = _behind_what_arrived(reader, place, Tail(target.epoch, start), arrived)
+            tail = Tail(target.epoch, start)
+            place, in_doubt = _behind_what_arrived(reader, min(place, source.end), tail, arrived)
     # Not beyond the end: a source that lost its last messages in a power failure reuses their
     # numbers.
     reader.seek(min(place, source.end))
@@ -400,22 +417,26 @@ def resume(
 
 
 def _behind_what_arrived(
-    reader: Reader, place: int, tail: Tail, arrived: Callable[[Tail, Batch], int]
-) -> int:
+    reader: Reader, place: int, tail: Tail, arrived: Callable[[Tail, Batch], Arrived]
+) -> tuple[int, int]:
     """Return the first number from `place` on that is not in the target after `tail`.
 
     After a power failure the target may have more than the last note that got to the disk says.
+
+    :returns: also, how many messages from there on may be there.
     """
     while True:
         reader.seek(place)
         batch = reader.read_batch(_AT_ONCE, timeout=0)
-        count = arrived(tail, batch) if batch.num_rows else 0
+        if not batch.num_rows:
+            return place, 0
+        count, in_doubt, _ = arrived(tail, batch)
         if count:
             log.warning("%d messages are in the target that no note tells of", count)
             place = batch.column("seq")[count - 1].as_py() + 1
             tail = tail._replace(seq=tail.seq + count)
-        if not count or count < batch.num_rows:
-            return place
+        if count < batch.num_rows:
+            return place, in_doubt
 
 
 def _translated(note: Note, source: Bounds) -> Note | None:
@@ -436,7 +457,7 @@ def _resume_at(
     note: Note,
     reader: Reader,
     target: Bounds | None,
-    arrived: Callable[[Tail, Batch], int],
+    arrived: Callable[[Tail, Batch], Arrived],
 ) -> tuple[int, int]:
     """Return the number to resume at, and how many messages may be copied twice."""
     if note.target is None or target is None:
@@ -451,10 +472,10 @@ def _resume_at(
         return note.runs[0][0], 0
     batch = _read_again(reader, note)
     if batch.num_rows == note.messages:
-        count = arrived(Tail(target.epoch, start), batch)
+        count, in_doubt, _ = arrived(Tail(target.epoch, start), batch)
     else:  # the source no longer has them: nothing to compare
-        count = min(target.end - start, note.messages)
-    return _number(note, count), 0
+        count, in_doubt = min(target.end - start, note.messages), 0
+    return _number(note, count), in_doubt
 
 
 def _before_power_failed(

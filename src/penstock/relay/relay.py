@@ -34,6 +34,7 @@ from penstock.relay.copy import check_apart, check_kept
 from penstock.relay.feed import Feed, Left, books_within, payload_bytes, shifted
 from penstock.relay.journal import (
     MOST_RUNS,
+    Arrived,
     Journal,
     Note,
     Tail,
@@ -294,9 +295,9 @@ class Relay:
         in_doubt = 0
         if self._journal is not None:
 
-            def there(tail: Tail, batch: Batch) -> int:
+            def there(tail: Tail, batch: Batch) -> Arrived:
                 sent = shifted(batch, self._options.clock_offset)
-                return arrived(target, self._connection, tail, sent, self._writer.cannot_carry)[0]
+                return arrived(target, self._connection, tail, sent, self._writer.cannot_carry)
 
             in_doubt = resume(self._journal, self._reader, there_now, there)
         self._feed = Feed(
@@ -605,12 +606,15 @@ class Relay:
         if self._tail is None:
             self._in_doubt += left.unknown
         else:
+            # A server may still have a part of it waiting; this ends what waits.
+            self._writer.flush()
             tail, lacking = self._tail, self._writer.cannot_carry
-            there, now = arrived(self._options.target, self._connection, tail, left.whole, lacking)
+            there = arrived(self._options.target, self._connection, tail, left.whole, lacking)
             already = left.whole.num_rows - left.batch.num_rows
-            self._count_copied(left, max(0, there - already))
-            if now is not None and now.epoch != tail.epoch:
-                self._tail = now
+            self._in_doubt += max(0, there.in_doubt - already)
+            self._count_copied(left, max(0, there.messages - already))
+            if there.end is not None and there.end.epoch != tail.epoch:
+                self._tail = there.end
                 self._note(left.batch)
                 left.whole = left.batch
         left.is_in_doubt = False

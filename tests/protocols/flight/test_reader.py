@@ -318,6 +318,27 @@ def test_what_is_interrupted_at_any_line_while_it_is_received_counts_once(
                 return
 
 
+def test_a_seek_that_is_interrupted_at_any_line_passes_over_nothing(url: str, local: str) -> None:
+    with open_writer(f"fmq:{local}") as writer:
+        writer.write_many([b"%d" % i for i in range(30)])
+    with open_reader(url) as reader:
+        for line in itertools.count(1, 3):
+            reader.seek("start")
+            assert [message.seq for message in reader.read_many(10)] == list(range(10))
+            where = ""
+            try:
+                with interrupted_at_line(line, "penstock/protocols/flight"):
+                    reader.seek(5)
+            except Interrupted as place:
+                where = f"at {place}"
+            found: list[int] = []
+            take(reader, "many", found)
+            assert found in ([*range(5, 30)], [*range(10, 30)]), where
+            if not where:
+                assert found[0] == 5
+                return
+
+
 STREAMS = {
     "wide": ("fmq", "layout=wide&slots=64&size=64k"),
     "log": ("log", "segment=4k&segment_slots=16&retain=8k"),

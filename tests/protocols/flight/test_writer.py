@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import signal
 import subprocess
@@ -32,9 +34,10 @@ from penstock.core.errors import (
 from penstock.core.interfaces import Writer
 from penstock.core.overflow import QueueFull
 from penstock.core.stream_id import StreamId
-from penstock.protocols.flight import AccessRefused
+from penstock.protocols.flight import AccessRefused, shared_writers
 from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.wire import ActionKind, OpenWriter, Outcome, Piece, Put, WriterOpened
+from penstock.queue.storage import write_again
 from penstock.queue.wide.writer import WideWriter
 from penstock.relay import fields_lost
 from protocols.flight.serving import served, server_process
@@ -184,6 +187,48 @@ def test_a_quiet_writer_lets_a_local_one_have_the_queue(url: str, local: str) ->
             with pytest.raises(LockTimeout):
                 writer.write(b"refused")
         assert writer.write(b"again") == 2
+
+
+@pytest.mark.parametrize("finder", ["flush", "idle"])
+def test_what_a_failed_sync_left_is_written_again_before_a_flush_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str
+) -> None:
+    sync = os.fdatasync
+    is_broken = False
+    written_again = 0
+
+    def fail_once(descriptor: int) -> None:
+        nonlocal is_broken
+        if is_broken:
+            is_broken = False
+            raise OSError(errno.EIO, "broken")
+        sync(descriptor)
+
+    def counted(descriptor: int, at: int) -> None:
+        nonlocal written_again
+        written_again += 1
+        write_again(descriptor, at)
+
+    monkeypatch.setattr(os, "fdatasync", fail_once)
+    monkeypatch.setattr("penstock.queue.log.writer.write_again", counted)
+    monkeypatch.setattr(shared_writers, "_LINGER", 0.2)
+    interval = "100ms" if finder == "idle" else "60s"
+    with (
+        served(tmp_path) as server,
+        open_writer(f"{server.url}a", kind="log", sync=interval) as writer,
+    ):
+        writer.write(b"one")
+        writer.flush()
+        is_broken = True
+        writer.write(b"two")
+        if finder == "flush":
+            with pytest.raises(StorageError):
+                writer.flush()
+        else:
+            until(lambda: not is_broken)
+            time.sleep(1)  # until the server has closed its writer
+        writer.flush()
+        assert written_again == 1
 
 
 def test_a_writer_waits_for_held_readers(url: str, local: str) -> None:

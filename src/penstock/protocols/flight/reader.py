@@ -351,8 +351,9 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         place = Position.of(position)
         policy = self._connection.retry_policy()
         located = retry(lambda: self._seek(place), policy)
-        self._arrivals.clear()
-        self._mark, self._end = located.mark, located.end
+        changed = self._arrivals.emptied(), located.mark, located.end
+        # In one statement without a call: after an interrupt before it, it stands where it stood.
+        self._arrivals, self._mark, self._end = changed
         if self._name:
             self._note_done(self._mark)
 
@@ -487,6 +488,12 @@ class Arrivals:
 
     def add(self, batches: Iterable[Batch]) -> None:
         self._batches.extend(batches)
+
+    def emptied(self) -> Arrivals:
+        """Return one without batches, with the counters of this one."""
+        anew = Arrivals()
+        anew.messages, anew.bytes = self.messages, self.bytes
+        return anew
 
     def clear(self) -> None:
         self._before = None

@@ -51,7 +51,7 @@ _OUTCOMES_KEPT: Final = 64
 #: Most writers remembered. The one idle longest is forgotten first.
 _MOST_WRITERS: Final = 10_000
 
-#: Errors after which a writer is reopened.
+#: Errors after which a writer is reopened, as after those that are not of this project.
 _REOPEN_AFTER: Final = (Closed, DamagedQueue, StorageError)
 
 #: Options that affect every message: clients that share a writer need the same.
@@ -156,7 +156,7 @@ class _Shared:
         except Exception as error:  # noqa: BLE001 - a batch without an outcome would be sent again
             failure = describe_error(_told(error, self.place))
             if not isinstance(error, PenstockError) or isinstance(error, _REOPEN_AFTER):
-                self._let_go()  # the next call reopens it
+                self._let_go_if_synced()  # the next call reopens it
         after = writer.statistics()
         written = after.messages - before.messages
         return Outcome(
@@ -212,7 +212,7 @@ class _Shared:
             writer = self._ready()
             yield LentWriter(writer, lambda batch: self._write(writer, writer.write_batch, batch))
         except BaseException:
-            self._let_go()  # the next call reopens it
+            self._let_go_if_synced()  # the next call reopens it
             raise
         finally:
             self._end_turn()
@@ -240,13 +240,26 @@ class _Shared:
             except Exception:
                 log.warning("%s could not be closed as it should", self.place.name, exc_info=True)
 
+    def _let_go_if_synced(self) -> None:
+        """Close the writer, unless a sync fails: only it knows what is to be written again."""
+        if self._writer is not None and self._writer.syncs:
+            try:
+                self._writer.flush()
+            except StorageError as error:
+                log.warning("%s stays open until it is synced: %s", self.place.name, error)
+                return
+            except Exception as error:  # noqa: BLE001 - it cannot be used any more
+                log.debug("%s: %s", self.place.name, error)
+        self._let_go()
+
     def close_if_idle(self) -> None:
         """Close the writer if it was idle for `_LINGER` seconds."""
         if self._writer is None or not self._lock.acquire(blocking=False):
             return
         try:
             if time.monotonic() - self._last_used > _LINGER:
-                self._let_go()
+                self._last_used = time.monotonic()
+                self._let_go_if_synced()
         finally:
             self._lock.release()
 

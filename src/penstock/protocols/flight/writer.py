@@ -205,8 +205,14 @@ class FlightWriter(BookedWriter):
             del self._options["create"]
 
     def _open(self) -> None:
-        """Open a writer at the server, under a new id."""
-        before, self._id = self._id, secrets.token_hex(16)
+        """Open a writer at the server, under a new id.
+
+        What the one before has waiting at the server is ended first, so that nothing of it is
+        appended after this.
+        """
+        if self._id:
+            self._connection.ask(ActionKind.CLOSE_WRITER, CloseWriter(writer=self._id))
+        self._id = secrets.token_hex(16)
         self._number = 0
         self._attempt = 0
         question = OpenWriter(**self._target.names(options=self._options, writer=self._id))
@@ -215,8 +221,6 @@ class FlightWriter(BookedWriter):
         self._instance = opened.instance
         self._largest = min(opened.max_message, 1 << 30)
         self._bulk_from = 0.0 if self._target.options.bulk else math.inf
-        if before:
-            self._forget(before)
         self.cannot_carry = opened.cannot_carry  # type: ignore[misc]
         self._syncs = opened.syncs
 
@@ -482,12 +486,10 @@ class FlightWriter(BookedWriter):
             return
         self._is_closed = True
         self._drop_bulk()
-        self._forget(self._id)
-        self._connection.drop()
-
-    def _forget(self, id: str) -> None:
         with suppress(PenstockError):  # it would be forgotten anyway, later
-            self._connection.ask(ActionKind.CLOSE_WRITER, CloseWriter(writer=id), FAREWELL)
+            farewell = CloseWriter(writer=self._id)
+            self._connection.ask(ActionKind.CLOSE_WRITER, farewell, FAREWELL)
+        self._connection.drop()
 
 
 def _batches(payloads: Iterable[BytesLike], type: int, subtype: int, chunk: int) -> Iterator[Batch]:

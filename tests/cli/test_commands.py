@@ -159,6 +159,9 @@ def test_cat_decodes_payloads_and_says_which_do_not(queue_path: str) -> None:
     assert bad["decode_error"].startswith("expected a JSON object")
     assert sparse == {"seq": 2, "stream": None, "id": 8, "at": None, "cost": None}
     assert done.returncode == 1
+    done = run("cat", url, "--decode", "struct:<dHH", "--where", "f0 > 20")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"3 payloads do not decode" in done.stderr
     (row,) = json_lines(run("cat", url, "-n1", "--decode", "{format: struct, layout: 43s}").stdout)
     assert list(row) == ["seq", "time_ns", "created_ns", "type", "subtype", "f0"]
     assert bytes.fromhex(row["f0"]).startswith(b'{"id"')

@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.command import PENSTOCK, json_lines
+from penstock import open_reader
 from penstock.cli.main import app
-from penstock.core.errors import PenstockError
+from penstock.core.errors import InvalidURL, PenstockError
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
 
@@ -58,6 +59,22 @@ def test_what_is_written_is_read(data: str) -> None:
     assert line.stdout == f"2024-01-15T12:00:00Z+1 h  mdv  me  {data}/a.nc\n"
     (found,) = json_lines(run("latest", "read", data, "--json", "--forced").stdout_bytes)
     assert (found["valid_time"], found["file_ext"]) == (1705323600, "nc")
+
+
+def test_a_file_or_directory_that_is_not_there_is_told(data: str, tmp_path: Path) -> None:
+    wrote = run("latest", "write", data, "data/a.nc", "--no-register")
+    assert wrote.exit_code == 0
+    assert f"there is no file data/a.nc yet in {data}" in wrote.stderr
+    missing = f"{tmp_path}/none"
+    with start("latest", "watch", missing, "--count", "1") as watcher:
+        assert watcher.stderr is not None
+        assert watcher.stderr.readline().startswith(
+            b"penstock: there is no directory " + missing.encode()
+        )
+        watcher.kill()
+    with pytest.raises(InvalidURL, match="not a server") as error:
+        open_reader("latest:ldatap://localhost:1/radar")
+    assert error.value.hint == "penstock latest watch ldatap://localhost:1/radar"
 
 
 def test_a_label_reads_on_and_nothing_new_is_an_exit_code(data: str, tmp_path: Path) -> None:

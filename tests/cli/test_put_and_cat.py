@@ -80,6 +80,17 @@ def test_json_lines_have_text_values_or_bytes(url: str) -> None:
     assert payloads(url) == ["hé".encode(), b'{"a":[1,null]}', b"5", b"\x00\xff"]
 
 
+def test_put_takes_several_files_of_json_lines(url: str, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "b")]
+    for file in files:
+        file.write_text(f'{{"payload": "{file.name}"}}\n')
+    arguments = [f"--jsonl={file}" for file in files]
+    assert run("put", url, *arguments).returncode == 0
+    assert payloads(url) == [b"a", b"b"]
+    done = run("put", url, "--jsonl", str(tmp_path / "none"), *arguments)
+    assert (done.returncode, count(url)) == (1, 2)
+
+
 def test_put_keeps_to_a_rate(url: str) -> None:
     done = shell('time -p (seq 1 30 | "$P" put "$URL" --rate 20) ', URL=url)
     took = float(done.stderr.split(b"real ")[1].split()[0])
@@ -300,6 +311,12 @@ def test_what_was_not_shown_comes_the_next_time(
     named = f"{readings}?{place}"
     assert numbers(named, *options) == shown
     assert numbers(named) == list(range(shown[-1] + 1, 10))
+
+
+def test_what_a_selection_takes_away_from_a_group_is_told(readings: str) -> None:
+    done = run("cat", f"{readings}?group=all", "--grep", "nothing like it")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"shown, or passed over by --where and --grep, is taken away" in done.stderr
 
 
 def test_an_empty_range_of_an_overwritten_queue_is_no_loss(tmp_path: Path) -> None:

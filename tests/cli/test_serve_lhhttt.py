@@ -25,7 +25,10 @@ def _stop(process: subprocess.Popen[str]) -> str:
 
 def test_messages_are_put_shown_and_taken_by_commands(tmp_path: Path) -> None:
     process, url = _start("--journal", f"log:{tmp_path}/queue")
-    assert run("put", url, "--text", "one", "--text", "two").returncode == 0
+    done = run("put", url, "--text", "one", "--text", "two", "--type", "5")
+    assert done.returncode == 0
+    assert b"type is left out" in done.stderr
+    assert b"subtype" not in done.stderr
     assert json.loads(run("info", url, "--json").stdout)["count"] == 2
     done = run("cat", url, "--raw")
     assert done.stdout == b"onetwo"

@@ -94,7 +94,7 @@ def test_what_is_no_url_is_refused_with_the_reason(text: str, reason: str) -> No
 def test_a_bare_path_gets_the_hint_that_helps() -> None:
     with pytest.raises(InvalidURL) as caught:
         URL.parse("/data/beams")
-    assert caught.value.hint == "for a queue, write fmq:/data/beams"
+    assert caught.value.hint == "for a queue, write fmq:/data/beams, for a log log:/data/beams"
 
 
 @given(st.text(max_size=60))

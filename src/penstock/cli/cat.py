@@ -223,7 +223,8 @@ def _show(
         stop_on_signal(held_up=lambda: name_losses(within.books(reader))) as stop,
     ):
         if isinstance(reader, Grouped):
-            note(f"{url}: what is shown is taken away from the readers that share the queue")
+            what = "shown, or passed over by --where and --grep," if shown.selects else "shown"
+            note(f"{url}: what is {what} is taken away from the readers that share the queue")
         within.resolve(reader)
         if within.is_nothing:
             within.explain(url)
@@ -242,6 +243,8 @@ def _show(
     if lost:
         raise typer.Exit(LOST)
     if shown.failed:
+        are = "payload does" if shown.failed == 1 else "payloads do"
+        note(f"penstock: {shown.failed:,} {are} not decode; decode_error of --json says why")
         raise typer.Exit(1)
 
 

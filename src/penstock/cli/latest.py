@@ -97,7 +97,10 @@ def _open_there(
 def write(
     place: Place,
     path: Annotated[
-        str | None, typer.Argument(help="The new file, below the directory.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="The new file: in full, or as it is seen from the directory.", show_default=False
+        ),
     ] = None,
     time: Annotated[
         str | None,
@@ -146,7 +149,10 @@ def write(
             there.write(replace(info, max_time=info.latest_time), fmq_only=queue_only)
         return
     with _open_here(place, name, register="map" if register else None) as latest:
-        latest.write(path, time=seconds, fmq_only=queue_only, **fields)
+        written = latest.write(path, time=seconds, fmq_only=queue_only, **fields)
+        if path is not None and latest.data_path(written) is None:
+            where = "a relative path is below the directory, not where you are"
+            note(f"penstock: there is no file {path} yet in {place} ({where})")
 
 
 def read(
@@ -192,6 +198,8 @@ def watch(
 ) -> None:
     """Show new files as they come, until Ctrl-C."""
     left = -1 if count is None else count
+    if not place.startswith("ldatap:") and not Path(place).is_dir():
+        note(f"penstock: there is no directory {place} yet; it is waited for")
     with (
         _reading(place, name, label, max_age, from_start) as next_one,
         stop_on_signal() as stop,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 
 from penstock.cli.message_text import unescaped
-from penstock.cli.output import is_terminal, note
+from penstock.cli.output import is_terminal, note, output_refused
 from penstock.core.capabilities import AllOrNone
 from penstock.core.endpoints import describe, open_writer, storage_of
 from penstock.core.errors import NotFound, PenstockError, StorageError, Unsupported
@@ -24,7 +24,7 @@ from penstock.core.statistics import WriterStatistics
 from penstock.core.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from penstock.core.interfaces import Writer
 
@@ -122,12 +122,12 @@ def put(
         ),
     ] = None,
     jsonl: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="FILE|-",
             help='Messages as JSON lines: {"payload": …, "type": 0, "subtype": 0, "time_ns": '
             "optional}; a payload is text or any JSON value, payload_b64 any bytes. What cat "
-            "--json prints will do.",
+            "--json prints will do; repeatable.",
         ),
     ] = None,
     type: Annotated[
@@ -165,12 +165,13 @@ def put(
     is_piped = not (text or file or jsonl) and _has_input()
     if not (text or file or jsonl or is_piped):
         raise typer.BadParameter("give --text, --file or --jsonl, or lines by a pipe")
-    if [*(text or []), *map(str, file or []), jsonl].count("-") > 1:
+    if [*(text or []), *map(str, file or []), *(jsonl or [])].count("-") > 1:
         raise typer.BadParameter("- is given twice: standard input can be read once")
     ending = _ending(delimiter, null)
-    _check_inputs([*(file or []), *([] if jsonl is None else [Path(jsonl)])])
+    _check_inputs([*(file or []), *map(Path, jsonl or [])])
     is_new = not is_there(url)
     writer = writer_to(url, register)
+    _tell_left_out(writer, {"type": type, "subtype": subtype})
     # What is there if it ends early: nothing of a file.
     kept = WriterStatistics(0, 0, 0, 0, 0.0, None) if isinstance(writer, AllOrNone) else None
     with progress_told(lambda: _written(kept or writer.statistics())):
@@ -184,13 +185,29 @@ def put(
                 _put_pieces(paced, [_read_file(path)], type, subtype)
             if is_piped:
                 _put_lines(paced, ending, type, subtype)
-            if jsonl is not None:
-                _put_json_lines(paced, jsonl, type, subtype)
+            for each in jsonl or []:
+                _put_json_lines(paced, each, type, subtype)
             writer.flush()
         kept = written = writer.statistics()
-        typer.echo(_written(written))
+        _report(_written(written))
     if writer.statistics().untaken or (is_new and lacks_messages(url, written.messages)):
         raise typer.Exit(LOST)
+
+
+def _tell_left_out(writer: Writer, given: Mapping[str, int]) -> None:
+    """Report the fields that were given, and that the stream does not store."""
+    for field, fate in writer.cannot_carry.items():
+        if given.get(field):
+            note(f"penstock: {writer.url}: {field} is {fate}")
+
+
+def _report(text: str) -> None:
+    try:
+        typer.echo(text)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise output_refused(error) from error  # it is not the stream that is full
 
 
 def _ending(delimiter: str | None, null: bool) -> bytes:

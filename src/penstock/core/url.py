@@ -59,7 +59,7 @@ class URL:
             raise InvalidURL(
                 text,
                 "it has no scheme",
-                hint=f"for a queue, write fmq:{text}",
+                hint=f"for a queue, write fmq:{text}, for a log log:{text}",
             )
         try:
             parts = urlsplit(text, allow_fragments=False)

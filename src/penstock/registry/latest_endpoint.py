@@ -136,6 +136,12 @@ def _directory(url: URL) -> str:
         )
     if not url.path:
         raise InvalidURL(url.text, "it names no directory", hint="write latest:/dir")
+    if url.path.startswith("ldatap:"):
+        raise InvalidURL(
+            url.text,
+            "latest: is a directory on this machine, and not a server",
+            hint=f"penstock latest watch {url.path}",
+        )
     return url.path
 
 

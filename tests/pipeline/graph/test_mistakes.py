@@ -82,7 +82,7 @@ def test_the_good_file_has_no_fault() -> None:
         ("fmq:/radar/iq", "fmg:/radar/iq", 4, "sources.beams.url",
          "no endpoint answers to fmg:", "did you mean fmq:?"),
         ("fmq:/radar/iq", "/radar/iq", 4, "sources.beams.url", "it has no scheme",
-         "for a queue, write fmq:/radar/iq"),
+         "for a queue, write fmq:/radar/iq, for a log log:/radar/iq"),
         ("fmq:/radar/iq\n", "fmq:/radar/iq\n    stage: fmq:/staged\n", 5, "sources.beams.stage",
          "should be the URL of a log", "as in log:/path/name"),
         ("fmq:/radar/iq\n", "fmq:/radar/iq\n    startingOffsets: first\n", 5,

@@ -71,6 +71,9 @@ class UrlOptions(Options):
     client: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{0,40}$")] = ""
 
 
+_WHAT_INSTEAD: Final = "info tells how many wait; copy it to a log: to look anywhere"
+
+
 class LhhtttEndpoint(Endpoint):
     """A queue that speaks LHHTTT, ours or stream-py's."""
 
@@ -78,7 +81,9 @@ class LhhtttEndpoint(Endpoint):
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         if start != Position.START:
-            raise PositionError(f"{url}: a queue gives its oldest message next, not {start}")
+            raise PositionError(
+                f"{url}: a queue gives its oldest message next, not {start}", hint=_WHAT_INSTEAD
+            )
         return LhhtttReader(url.text, _client(url))
 
     def open_writer(self, url: URL) -> Writer:
@@ -310,7 +315,9 @@ class LhhtttReader(Reader, Grouped):
     # --- what every reader has ----------------------------------------------------------------
 
     def seek(self, position: PositionLike) -> None:
-        raise Unsupported(f"{self.url}: a queue gives its oldest message next, not {position}")
+        raise Unsupported(
+            f"{self.url}: a queue gives its oldest message next, not {position}", hint=_WHAT_INSTEAD
+        )
 
     def statistics(self) -> ReaderStatistics:
         return ReaderStatistics(

@@ -277,7 +277,7 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
         return MessageTooLarge(
             size,
             self._file.geometry.buffer_size,
-            hint="create a queue with a larger buffer: size=…",
+            hint="a queue keeps its size: penstock resize, or create --replace with a larger size=",
         )
 
     def _damage(self) -> DamagedQueue:

@@ -113,7 +113,8 @@ def test_a_stream_that_is_removed_while_it_is_written_is_not_called_too_small(
     tmp_path: Path, kind: str
 ) -> None:
     url = f"{kind}:{tmp_path}/q"
-    removed = '(seq 1 6; sleep 1; rm -r "$PLACE"*; sleep .5; seq 7 9) | "$P" put "$URL"'
+    there = 'until ls "$PLACE"* > /dev/null 2>&1; do sleep .1; done; sleep 1'
+    removed = f'(seq 1 6; {there}; rm -r "$PLACE"*; sleep .5; seq 7 9) | "$P" put "$URL"'
     done = shell(removed, URL=url, PLACE=f"{tmp_path}/q")
     assert done.returncode == 3
     assert b"was removed" in done.stderr

@@ -225,8 +225,7 @@ def test_what_a_failed_sync_left_is_written_again_before_a_flush_succeeds(
             with pytest.raises(StorageError):
                 writer.flush()
         else:
-            until(lambda: not is_broken)
-            time.sleep(1)  # until the server has closed its writer
+            until(lambda: written_again)  # by the server, before it closes its idle writer
         writer.flush()
         assert written_again == 1
 

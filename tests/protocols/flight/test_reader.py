@@ -21,6 +21,7 @@ from penstock.core.errors import (
     Malformed,
     NotFound,
     PositionError,
+    Unsupported,
     WriteTimeout,
 )
 from penstock.core.overflow import DropReason
@@ -337,6 +338,17 @@ def test_a_seek_that_is_interrupted_at_any_line_passes_over_nothing(url: str, lo
             if not where:
                 assert found[0] == 5
                 return
+
+
+@pytest.mark.parametrize("scheme", ["fmq", "log"])
+def test_a_group_is_refused_and_the_server_goes_on(url: str, local: str, scheme: str) -> None:
+    with open_writer(f"{scheme}:{local}") as writer:
+        writer.write(b"x")
+    with pytest.raises(Unsupported, match="not shared") as caught:
+        open_reader(url, group="g")
+    assert "hold=" in (caught.value.hint or "")
+    with open_reader(url) as reader:
+        assert [message.payload for message in reader.available()] == [b"x"]
 
 
 STREAMS = {

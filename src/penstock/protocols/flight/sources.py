@@ -62,7 +62,12 @@ class Source:
         self.place = place
         self.options = dict(options)
         reader = open_reader(place.url, start, **self.options)
-        assert isinstance(reader, Replayable)  # as all that a server has
+        if not isinstance(reader, Replayable):  # a group
+            reader.close()
+            raise Unsupported(
+                f"{place.name} is not shared with group= through a server",
+                hint="read it so on its own machine, or alone with hold=NAME",
+            )
         self._reader = reader
         self._row_bytes = 0.0
         #: Losses to report with the next batch, besides those in the reader's statistics.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import struct
@@ -28,16 +29,19 @@ from penstock.core.errors import (
     DamagedQueue,
     InvalidOption,
     LeaseLost,
+    LockTimeout,
     PenstockError,
     Unsupported,
 )
 from penstock.core.overflow import DropReason
 from penstock.queue import wait_any
 from penstock.queue.groups import reader as groups_reader
+from penstock.queue.groups import state_file
 from penstock.queue.groups.leases import Leases
 from penstock.queue.groups.reader import GroupReader
 from penstock.queue.log.endpoint import trim_log
 from penstock.queue.log.retention import GROUPS, Limits
+from support.interruption import Interrupted, interrupted_at_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -302,6 +306,28 @@ def test_only_a_batch_that_its_reader_got_is_acknowledged(
         reader.acknowledge()
         assert reader.group().acked == len(got)
         assert [*got, *numbers(reader.read_many(9))] == [*range(6)]
+
+
+def test_an_interrupted_turn_blocks_no_other_member(
+    url: str, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_file, "_PATIENCE", 0.0)
+    with member(url) as one, member(url) as other:
+        for call in itertools.count(1):
+            writer.write(b"a")
+            messages = one.read_many(1)
+            try:
+                with interrupted_at_call(call, "penstock/queue"):
+                    one.ack(messages)
+            except Interrupted as place:
+                where = str(place)
+            else:
+                break
+            try:
+                other.group()
+            except LockTimeout:
+                pytest.fail(f"after an interrupt at {where}")
+        assert call > 20, "it makes more than that"
 
 
 def test_what_an_interrupted_read_passed_is_read_again_and_not_lost(

@@ -128,14 +128,18 @@ def test_pages_that_were_not_written_are_found(path: Path, torn: str) -> None:
     assert stored(path) == PAYLOADS[:18]
 
 
-def test_what_comes_whole_behind_a_bad_message_is_kept_aside(path: Path) -> None:
+@pytest.mark.parametrize("bad", [(1,), (1, 3), (0, 2, 3)])
+def test_what_comes_whole_behind_a_bad_message_is_kept_aside(
+    path: Path, bad: tuple[int, ...]
+) -> None:
     last = segment_files(path)[-1]
-    zero_bytes_of(last, 1)
+    for number in bad:
+        zero_bytes_of(last, number)
     after_power_failure(path)
     recovery = reopen(path)
-    assert recovery.cut == 3
+    assert recovery.cut == 4 - bad[0]
     assert [file.name for file in recovery.set_aside] == [f"{last.name}.torn-1"]
-    assert stored(path) == PAYLOADS[:17]
+    assert stored(path) == PAYLOADS[: 16 + bad[0]]
     assert describe(url_of(path)).details["set_aside"] == [str(recovery.set_aside[0])]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import create, describe
-from penstock.core.errors import Unsupported
+from penstock.core.errors import CursorInUse, Unsupported
 from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
 from penstock.queue.log.endpoint import trim_log
@@ -308,14 +308,15 @@ def test_a_call_returns_messages_of_one_log_only(path: Path, by: str, damaged: s
 
 # What is raised within a finalizer gets to nobody.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("left", "lost"), [((17, 18, 19), 0), ((5, 6, 7), 12)])
 def test_a_read_that_is_interrupted_while_it_finds_the_new_log_takes_nothing(
-    tmp_path: Path,
+    tmp_path: Path, left: tuple[int, ...], lost: int
 ) -> None:
     for line in itertools.count(1, 31):
         path = tmp_path / f"{line}"
         with log_writer(path) as writer:
             writer.write_many([b"old"] * 20)
-        with log_reader(path, start=17) as reader:
+        with log_reader(path, start=left[0]) as reader:
             shutil.rmtree(path)
             with log_writer(path) as writer:
                 writer.write_many([b"new"] * 10)
@@ -327,9 +328,9 @@ def test_a_read_that_is_interrupted_while_it_finds_the_new_log_takes_nothing(
                 is_interrupted = False
             while len(found) < 13 and (taken := reader.read_many(100, timeout=SOON)):
                 found += [message.seq for message in taken]
-            assert found == [17, 18, 19, *range(10)], f"at line {line}"
+            assert found == [*left, *range(10)], f"at line {line}"
             books = reader.statistics()
-            assert (books.messages, books.lost, books.restarts) == (13, 0, 1), f"at line {line}"
+            assert (books.messages, books.lost, books.restarts) == (13, lost, 1), f"at line {line}"
         if not is_interrupted:
             return
 
@@ -347,6 +348,28 @@ def test_what_was_in_other_segments_of_a_removed_log_is_counted(path: Path) -> N
         ]
 
 
+@pytest.mark.parametrize(
+    "look",
+    [lambda reader: reader.statistics(), lambda reader: reader.newest_seq()],
+    ids=["statistics", "newest_seq"],
+)
+def test_a_look_at_the_new_log_does_not_hide_what_was_lost_of_the_removed_one(
+    path: Path, look: Callable[[LogReader], object]
+) -> None:
+    with log_reader(path) as reader:
+        assert len(reader.read_many(3)) == 3
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write(b"new")
+            time.sleep(2 * LOOK_AGAIN)
+            look(reader)
+            assert [m.seq for m in reader.read_many(100)] == [3, 4, 5, 6, 7]
+            assert [m.seq for m in reader.read_many(100)] == [0]
+        assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
+            (8, 19, DropReason.RECREATED)
+        ]
+
+
 def test_counters_that_are_read_before_the_new_log_do_not_add_to_what_is_lost(path: Path) -> None:
     with log_reader(path) as reader:
         assert sum(1 for _ in reader.available()) == 20
@@ -357,6 +380,49 @@ def test_counters_that_are_read_before_the_new_log_do_not_add_to_what_is_lost(pa
         reader.statistics()
         assert [m.seq for m in reader.available()] == list(range(30))
         assert (reader.statistics().lost, reader.statistics().restarts) == (0, 1)
+
+
+def test_a_reader_whose_name_another_has_in_the_new_log_waits_until_it_is_free(path: Path) -> None:
+    def message_of(reader: LogReader) -> bytes | None:
+        message = reader.read(2 * LOOK_AGAIN)
+        return None if message is None else message.payload
+
+    with log_reader(path, "hold=me", start=17) as reader:
+        assert len(reader.read_many(3)) == 3
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write_many([b"new"] * 3)
+            with log_reader(path, "hold=me") as owner:
+                assert message_of(owner) == b"new"
+                for _ in range(3):
+                    with pytest.raises(CursorInUse):
+                        message_of(reader)
+                assert reader.statistics().restarts == 0
+            assert [message_of(reader) for _ in range(4)] == [b"new"] * 3 + [None]
+        assert (reader.statistics().lost, reader.statistics().restarts) == (0, 1)
+    with log_reader(path, "hold=me") as reader:
+        assert reader.read(0) is None  # its place was kept in the new log
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_reader_goes_on_when_the_newest_segment_alone_was_replaced(
+    path: Path, is_restored: bool
+) -> None:
+    with log_writer(path, "sync=none") as writer, log_reader(path) as reader:
+        assert len(list(reader.available())) == 20
+        newest = segment_files(path)[-1]
+        copy = newest.read_bytes()
+        newest.unlink()
+        if is_restored:
+            newest.write_bytes(copy)
+        time.sleep(1.1)  # its writer looks once a second
+        first = 20 if is_restored else 16  # what was removed is lost with its numbers
+        for number in range(first, 30):  # also into the next segment
+            assert writer.write(b"%d" % number) == number
+            message = reader.read(SOON)
+            assert message is not None
+            assert (message.seq, message.payload) == (number, b"%d" % number)
+        assert reader.statistics().lost == 0
 
 
 def test_a_writer_whose_segment_is_full_makes_the_removed_log_again(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from penstock.core.errors import (
 )
 from penstock.core.message import Message
 from penstock.queue.log.settings import load_settings
+from penstock.queue.log.writer import Keeper, Unsynced
 from support.log_files import (
     SMALL,
     disk,
@@ -383,26 +385,14 @@ def test_a_full_segment_that_could_not_be_synced_counts_as_synced_only_when_it_i
 def test_messages_whose_sync_failed_are_written_again_before_a_sync_says_that_they_are_safe(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, write, is_broken = os.fdatasync, os.pwrite, True
-    again: dict[Path, int] = {}
-
-    def sync(descriptor: int) -> None:
-        if is_broken:
-            raise OSError(errno.EIO, "the disk is broken")
-        real(descriptor)
-
-    def noted(descriptor: int, data: bytes, at: int) -> int:
-        segment = Path(f"/proc/self/fd/{descriptor}").readlink()
-        again[segment] = again.get(segment, 0) + len(data)
-        return write(descriptor, data, at)
-
     with log_writer(path, f"{SIZES}&sync=batch") as writer:
-        monkeypatch.setattr("os.fdatasync", sync)
-        with pytest.raises(StorageError):
-            writer.write(b"0")
-        is_broken = False  # and the kernel has forgotten the pages that it could not write
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", _broken)
+            with pytest.raises(StorageError):
+                writer.write(b"0")
+        # The kernel has forgotten the pages that it could not write.
         (first,) = segment_files(path)
-        monkeypatch.setattr("os.pwrite", noted)
+        again = _note_writes(monkeypatch)
         writer.flush()
         assert again[first] >= 4096
         assert not any(_boot_id(first))
@@ -410,6 +400,47 @@ def test_messages_whose_sync_failed_are_written_again_before_a_sync_says_that_th
         writer.write(b"1")
         assert len(segment_files(path)) == 2
     assert stored(path) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("by", ["flush", "the background"])
+def test_messages_whose_sync_failed_are_written_again_before_a_close_syncs_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    writer = log_writer(path, f"{SIZES}&sync={'1h' if by == 'flush' else '50ms'}")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", _broken)
+        writer.write(b"0")
+        if by == "flush":
+            with pytest.raises(StorageError):
+                writer.flush()
+        else:
+            time.sleep(0.3)
+    again = _note_writes(monkeypatch)
+    # What failed in the background, and was told to nobody, is told now.
+    with nullcontext() if by == "flush" else pytest.raises(StorageError):
+        writer.close()
+    (first,) = segment_files(path)
+    assert again.get(first, 0) >= 4096
+    assert any(_boot_id(first)), "a crash now needs a check"
+    assert stored(path) == [b"0"]
+
+
+def _broken(_: int) -> None:
+    raise OSError(errno.EIO, "the disk is broken")
+
+
+def _note_writes(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """Return the bytes that are written to each file from now on, other than by its mapping."""
+    written: dict[Path, int] = {}
+    write = os.pwrite
+
+    def note(descriptor: int, data: bytes, at: int) -> int:
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        written[file] = written.get(file, 0) + len(data)
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", note)
+    return written
 
 
 def _boot_id(segment: Path) -> bytes:
@@ -471,13 +502,6 @@ def test_all_files_of_a_log_have_its_mode_whatever_the_umask(tmp_path: Path) -> 
 def test_a_flush_syncs_the_segment_that_is_written_though_a_signal_came_when_it_was_begun(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[str] = []
-    sync = os.fdatasync
-
-    def note(descriptor: int) -> None:
-        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        sync(descriptor)
-
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -489,10 +513,47 @@ def test_a_flush_syncs_the_segment_that_is_written_though_a_signal_came_when_it_
             with pytest.raises(KeyboardInterrupt):
                 writer.write(b"interrupted")
         writer.write_many([b"new"] * 3)
-        monkeypatch.setattr(os, "fdatasync", note)
+        synced = _note_syncs(monkeypatch)
         writer.flush()
         *_, newest = segment_files(path)
-        assert str(newest) in synced
+        assert newest in synced
         books = writer.statistics()
     assert books.messages + books.refused == 12
     assert len(stored(path)) == books.messages
+
+
+@pytest.mark.parametrize("then", ["flush", "next segment", "close"])
+def test_a_segment_is_synced_though_a_signal_came_before_its_keeper_knew_of_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    def interrupt(keeper: Keeper, following: Unsynced) -> None:
+        if following is not keeper._active:
+            raise KeyboardInterrupt
+
+    with log_writer(path, f"{SIZES}&sync=1h") as writer:
+        writer.write_many([b"old"] * 8)
+        with monkeypatch.context() as patch:
+            patch.setattr(Keeper, "roll", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                writer.write(b"interrupted")
+        _, begun = segment_files(path)
+        synced = _note_syncs(monkeypatch)
+        writer.write_many([b"new"] * (10 if then == "next segment" else 3))
+        if then != "close":
+            writer.flush()
+            assert begun in synced
+    assert begun in synced
+    assert not any(any(_boot_id(file)) for file in segment_files(path)), "a crash needs no check"
+
+
+def _note_syncs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return the files that are synced from now on."""
+    synced: list[Path] = []
+    sync = os.fdatasync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    return synced

@@ -114,8 +114,8 @@ class StateFile(Closable):
         :raises Removed: the group was removed.
         :raises StorageError: the operating system reports an error; the change was discarded.
         """
-        self._lock()
         try:
+            self._lock()
             self._catch_up()
             yield self.state
             self._append()
@@ -128,8 +128,12 @@ class StateFile(Closable):
             self._is_stale = True
             raise
         finally:
-            self._pending.clear()
-            self._unlock()
+            try:
+                self._pending.clear()
+                self._unlock()
+            except BaseException:  # a signal came first, and the other members wait
+                self._unlock()
+                raise
 
     def add(self, record: Record) -> None:
         """Apply a record; only within a turn."""

@@ -96,11 +96,15 @@ class Consumer(LogReader):
         if self._cursors is None or self._cursors.is_named():
             return
         # The cursor file was removed with the log.
-        self._place = None
-        self._cursors.close()
-        self._cursors = CursorFile(str(self._index.folder / CURSORS), as_folder=True)
-        self._place = self._cursors.claim(self._name, epoch=self._epoch)
+        cursors = CursorFile(str(self._index.folder / CURSORS), as_folder=True)
+        try:
+            place = cursors.claim(self._name, epoch=self._epoch)
+        except BaseException:  # it keeps the removed file: the next call claims again
+            cursors.close()
+            raise
+        removed, self._cursors, self._place = self._cursors, cursors, place
         self._confirmed = (-1, -1)
+        removed.close()
 
     def read(self, timeout: float | None = None) -> Message | None:
         self._confirm()

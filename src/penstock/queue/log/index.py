@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.errors import DamagedQueue, NotFound
+from penstock.core.errors import DamagedQueue, NotFound, StorageError
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.file import Header
@@ -46,6 +46,8 @@ class SegmentIndex:
         # Descriptor of the newest segment, whose end is read often.
         self._newest: int | None = None
         self._look_at = 0.0
+        #: Last known end by epoch, the latest epoch last: of segments that it held.
+        self._ends: dict[int, int] = {}
 
     def numbers(self) -> list[int]:
         """Return the first sequence number of every segment, in order.
@@ -125,15 +127,28 @@ class SegmentIndex:
 
     def _hold(self, number: int) -> None:
         """Keep the newest segment open, so that its end is known even after its removal."""
-        self.close()
+        self.look_anew()
         with contextlib.suppress(OSError):
             path = path_of(self.folder, number)
             self._newest = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._look_at = time.monotonic() + LOOK_AGAIN
 
-    def last_tip(self) -> Tip | None:
-        """Return epoch and end of the last known newest segment, even if it was removed."""
-        return None if self._newest is None else _progress(self._newest)[1]
+    def look_anew(self) -> None:
+        """Release the newest segment, and remember its end: it may be of a removed log."""
+        with contextlib.suppress(StorageError):
+            self._note_end()
+        self.close()
+
+    def _note_end(self) -> None:
+        if self._newest is not None:
+            epoch, end = _progress(self._newest)[1]
+            self._ends.pop(epoch, None)
+            self._ends[epoch] = end
+
+    def last_end(self, epochs: frozenset[int]) -> int:
+        """Return the last known end of the log of these epochs, even if it was removed; or 0."""
+        self._note_end()
+        return next((end for epoch, end in reversed(self._ends.items()) if epoch in epochs), 0)
 
     def last(self) -> int:
         """Return the number of the newest message, or of the next one if the log is empty."""

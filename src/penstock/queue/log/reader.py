@@ -455,7 +455,7 @@ class LogReader(WideReader):
         if self._skips_to_newest:
             return self._skip_to_newest()
         first = file.field("first_seq")
-        if self._head == first and self._is_replaced_by_another(first):
+        if self._is_replaced(first):
             number: int | None = first
         else:
             number = self._index.following(first, self._head)
@@ -486,8 +486,11 @@ class LogReader(WideReader):
         place = bounds.successor(self._epoch, self._next)
         return self._next if place is None else place
 
-    def _is_replaced_by_another(self, number: int) -> bool:
-        """Tell whether this empty segment was recreated, in another epoch of this log."""
+    def _is_replaced(self, number: int) -> bool:
+        """Tell whether another segment of this log has this one's name.
+
+        It was recreated, maybe in another epoch, or restored from a copy.
+        """
         if self._file.is_named():
             return False
         with suppress(NotFound, DamagedQueue):
@@ -532,7 +535,7 @@ class LogReader(WideReader):
         end, losses = self._end_of_previous(), None
         if end > self._next:
             losses = self._with_loss(self._next, end - 1, DropReason.RECREATED)
-        self._index.close()
+        self._index.look_anew()
         self._use(file, 0, losses)  # what retention has removed of it already counts as lost
         self._confirm()
         return True
@@ -544,10 +547,7 @@ class LogReader(WideReader):
             previous = None if settings is None else settings.previous
             if previous is not None and previous.had(self._epoch):
                 return previous.head
-        tip = self._index.last_tip()
-        if tip is None or tip.epoch not in self._epochs:
-            return self._head
-        return max(self._head, tip.end)
+        return max(self._head, self._index.last_end(self._epochs))
 
     # --- irregular cases -------------------------------------------------------------------------
 

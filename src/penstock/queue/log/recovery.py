@@ -307,14 +307,14 @@ def _cut(file: QueueFile, bad: int, found: Recovery) -> None:
     log.warning(
         "%s: the last %s messages, from %s on, did not get to the disk", file.path, f"{lost:,}", bad
     )
-    from penstock.queue.wide.recovery import first_bad  # noqa: PLC0415 - loads numpy
+    from penstock.queue.wide.recovery import whole_runs  # noqa: PLC0415 - loads numpy
 
-    if first_bad(file, file.field("head") - 1) is None:
+    if any(run.start >= bad for run in whole_runs(file)):
         # Good messages follow the bad one. They cannot stay: keep a copy of the segment.
         copy = _free_name(Path(file.path), "torn")
         with storage_errors("copying", file.path):
             shutil.copyfile(file.path, copy)
-        log.warning("the last of them is whole; the segment as it was: %s", copy)
+        log.warning("some of them are whole; the segment as it was: %s", copy)
         found.set_aside.append(copy)
     found.cut += lost
     file.header["head_check"] = 0

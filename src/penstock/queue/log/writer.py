@@ -84,7 +84,9 @@ class LogWriter(WideWriter):
         self._created_ns = max(self._created_ns, self._last_created_ns())
         self._space.begin()
         self._retention = _Retention(self._folder, self._settings)
-        self._keeper = Keeper(self._file, self._options.sync, self._retention)
+        #: The current segment, as the keeper has it or is about to.
+        self._unsynced = Unsynced(self._file)
+        self._keeper = Keeper(self._unsynced, self._options.sync, self._retention)
         weakref.finalize(self, self._keeper.stop).atexit = False
         self._retain()
 
@@ -116,7 +118,8 @@ class LogWriter(WideWriter):
         :raises StorageError: no space, or no descriptor; the current segment is unchanged.
         """
         assert self._keeper is not None
-        before = self._file, self._locks, self._space
+        self._keeper.roll(self._unsynced)  # a signal may have prevented it
+        before = self._file, self._locks, self._space, self._unsynced
         first, created_ns, sync = self._head, self._created_ns, self._options.sync
         try:
             with contextlib.ExitStack() as undo:
@@ -131,7 +134,7 @@ class LogWriter(WideWriter):
                 if error := self._attach(new.mapping, locks.fd, 0, sync == "batch"):
                     raise StorageError("writing to", new.path, OSError(error, os.strerror(error)))
                 self._full.append(before[:2])
-                self._file, self._locks, self._space = new, locks, space
+                self._file, self._locks, self._space, self._unsynced = new, locks, space, unsynced
                 self._resume()
                 self._created_ns = created_ns  # append times never decrease, even if the clock does
                 space.begin()
@@ -142,16 +145,16 @@ class LogWriter(WideWriter):
                     self._seal_full()
                 finally:
                     # After that: what it syncs is then sealed on the disk, too.
-                    self._keeper.roll(unsynced)
+                    self._keeper.roll(self._unsynced)
         self._retain()
 
-    def _stay(self, before: tuple[QueueFile, LockFile, Space], path: Path) -> None:
+    def _stay(self, before: tuple[QueueFile, LockFile, Space, Unsynced], path: Path) -> None:
         """Return to the current segment after `_roll` failed or a signal interrupted it.
 
         Its next message has the number that names the new segment. So if that one cannot be
         removed, or the C core may still use it, the writer is closed.
         """
-        self._file, self._locks, self._space = before
+        self._file, self._locks, self._space, self._unsynced = before
         self._full = [full for full in self._full if full[0] is not self._file]
         sync_each = self._options.sync == "batch"
         error = self._attach(self._file.mapping, self._locks.fd, 0, sync_each)
@@ -236,6 +239,7 @@ class LogWriter(WideWriter):
     def _sync(self, *_: int) -> None:
         if self._keeper is None:
             return
+        self._keeper.roll(self._unsynced)  # a signal may have prevented it
         if self._keeper.is_doubtful and self._head > self._file.field("first_seq"):
             self._roll()  # only a segment that does not change can be written again
         self._keeper.sync()
@@ -256,6 +260,7 @@ class LogWriter(WideWriter):
             undo.callback(self._log_lock.close)
             if keeper is not None:
                 undo.callback(keeper.close)
+                undo.callback(keeper.roll, self._unsynced)  # as in `_sync`
             undo.callback(super()._let_go)
             self._seal_full()
 
@@ -330,18 +335,22 @@ class Unsynced:
         :raises StorageError: it fails.
         """
         if self.has_failed:
-            with storage_errors("writing again", self.path):
-                self._write_again()
+            self.write_again()
         self.has_failed = True
         self.sync()
         self.mark_synced()
         self.has_failed = False
 
-    def _write_again(self) -> None:
+    def write_again(self) -> None:
+        """Make all pages of a segment that does not change any more dirty, for the next sync.
+
+        :raises StorageError: it fails.
+        """
         fd = self._descriptor
-        # Of the header only what nobody else writes: its page is dirty then.
-        os.pwrite(fd, os.pread(fd, 16, _BOOT_ID_AT), _BOOT_ID_AT)
-        write_again(fd, PAGE)
+        with storage_errors("writing again", self.path):
+            # Of the header only what nobody else writes: its page is dirty then.
+            os.pwrite(fd, os.pread(fd, 16, _BOOT_ID_AT), _BOOT_ID_AT)
+            write_again(fd, PAGE)
 
     def mark_synced(self) -> None:
         """Clear the boot id: the segment is synced, and needs no check after a crash."""
@@ -358,22 +367,21 @@ class Keeper:
     It has descriptors of its own, so that the writer can close a segment before it is synced.
     """
 
-    def __init__(self, file: QueueFile, sync: Sync, tidy: _Retention) -> None:
-        """Start with this segment.
+    def __init__(self, segment: Unsynced, sync: Sync, tidy: _Retention) -> None:
+        """Start with this segment, and close it in the end.
 
-        :raises StorageError: no descriptor, or no thread left.
+        :raises StorageError: no thread left.
         """
         self._policy = sync
         self.tidy = tidy
-        self._active = Unsynced(file)
+        #: The last one takes messages; those before it are sealed, and not synced yet.
+        self._segments = deque([segment])
         self._synced_head = b""
         #: The newest segment whose name is synced; None: names are synced at creation. With
         #: `sync=none`, only an explicit `sync` does that.
         self._named = "" if sync == "none" else None
-        self._sealed: deque[Unsynced] = deque()
         self._failure: Exception | None = None
         self._has_failed = False
-        self._rolling = threading.Lock()
         #: Held during a sync, so that no other thread closes a segment. `roll` does not take it:
         #: a write does not wait for the disk.
         self._syncing = threading.Lock()
@@ -383,17 +391,21 @@ class Keeper:
             try:
                 self._worker.start()
             except RuntimeError as error:
-                self._active.close()
-                raise no_thread(file.path) from error
+                segment.close()
+                raise no_thread(segment.path) from error
+
+    @property
+    def _active(self) -> Unsynced:
+        return self._segments[-1]
 
     def roll(self, following: Unsynced) -> None:
-        """Switch to another segment; the current one is complete.
+        """Switch to another segment; the current one is complete. Again, this does nothing.
 
         :raises StorageError: with `sync=batch`: the sync fails. The switch is done anyway.
         """
-        with self._rolling:
-            self._sealed.append(self._active)
-            self._active = following
+        if following is self._active:
+            return
+        self._segments.append(following)
         if self._policy == "batch":
             self.sync()
         else:
@@ -420,13 +432,15 @@ class Keeper:
         self._worker.stop()
         try:
             if self._policy != "none" or self._failure is not None:
+                if self._active.has_failed:  # it does not change any more
+                    self._active.write_again()
+                    self._synced_head = b""
                 self.sync()
                 if self._policy != "none" and not self._has_failed:
                     self._active.mark_synced()
         finally:
-            for segment in (*self._sealed, self._active):
+            for segment in self._segments:
                 segment.close()
-            self._sealed.clear()
 
     @property
     def is_doubtful(self) -> bool:
@@ -449,15 +463,14 @@ class Keeper:
 
     def _sync_sealed(self) -> None:
         """Sync sealed segments in order, and mark each; one that failed stays the first."""
-        while self._sealed:
-            segment = self._sealed[0]
+        while len(self._segments) > 1:
+            segment = self._segments[0]
             segment.sync_sealed()
-            del self._sealed[0]
+            del self._segments[0]
             segment.close()
 
     def _sync_active(self) -> None:
-        with self._rolling:
-            segment = self._active
+        segment = self._active
         head = segment.path.encode() + segment.head  # two segments may have the same head
         if head != self._synced_head:
             segment.sync()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.queue.storage import LockFile
     from penstock.queue.wide.arrow import Rows
 
-__all__ = ["check_wide", "first_bad", "recover"]
+__all__ = ["check_wide", "first_bad", "recover", "whole_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def whole_run(file: QueueFile) -> WholeRun:
     the run that contains this number, or ends at it. Without a sync, keep the longest run.
     """
     oldest, head = file.field("tail"), file.field("head")
-    runs = _runs(file)
+    runs = whole_runs(file)
     longest = max(runs, key=len, default=range(head, head))
     marks = file.field("guard"), file.field("guard_next")
     mark = max(mark for mark in (0, *marks) if mark != _NONE)
@@ -170,7 +170,7 @@ def whole_run(file: QueueFile) -> WholeRun:
     return WholeRun(kept.start, kept.stop, sum(map(len, runs)) - len(kept))
 
 
-def _runs(file: QueueFile) -> list[range]:
+def whole_runs(file: QueueFile) -> list[range]:
     """Return all runs of intact messages, the oldest first."""
     oldest, head = file.field("tail"), file.field("head")
     reader = _reader_of(file)

@@ -26,7 +26,7 @@ from penstock.cli.messages import (
 )
 from penstock.cli.output import is_terminal, losses_named, name_losses, note
 from penstock.cli.signals import stop_on_signal
-from penstock.core.capabilities import AllOrNone
+from penstock.core.capabilities import AllOrNone, AppendOnce
 from penstock.core.errors import InvalidOption, Unsupported
 from penstock.core.position import Position
 from penstock.core.units import format_size
@@ -39,7 +39,7 @@ from penstock.relay import (
     relay_options,
 )
 from penstock.relay.feed import books_within
-from penstock.relay.outages import connection_options
+from penstock.relay.outages import connection_options, side
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,8 +222,13 @@ def cp(
     # A live queue is for readers that keep up with it, and a file is whole or not there.
     is_live = follow or loop or options.speed is not None
     is_checked = is_new and not is_live and not isinstance(writer, AllOrNone)
-    if lost or done.missing or (is_checked and lacks_messages(target, done.copied)):
+    if lost or done.missing or (is_checked and lacks_messages(target, _stored(target, done))):
         raise typer.Exit(LOST)
+
+
+def _stored(target: str, done: RelayStatistics) -> int:
+    """Return how many messages of a stream the copied ones are; 0: that is not known."""
+    return done.copied if isinstance(side(target), AppendOnce) else 0
 
 
 class _Playback:

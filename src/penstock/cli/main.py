@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import re
+import signal
 import sys
 import traceback
 from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,11 +25,12 @@ from penstock.cli.output import (
     one_line,
     output_refused,
 )
-from penstock.cli.signals import INTERRUPTED, Interruption
+from penstock.cli.signals import GRACE, INTERRUPTED, cut_off, heard
 from penstock.core.redaction import Redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import FrameType
 
 __all__ = ["CommandGroup", "app", "commands_of", "main"]
 
@@ -172,6 +175,54 @@ def _is_only_logged(record: logging.LogRecord) -> bool:
     return record.name != "root" or "/py4j/" not in record.pathname
 
 
+#: Seconds by which a handler may be ahead of the thread that watches for its signal.
+_AHEAD: Final = 1.0
+
+
+class _Interruption:
+    """Lets Ctrl-C and SIGTERM interrupt a command, as long as it has no handlers of its own.
+
+    A second SIGTERM ends the process at once. So does one signal after a while if a library call
+    does not let Python's handlers run, as gRPC on a silent network. A signal that whoever started
+    the process ignores stays ignored.
+    """
+
+    def __init__(self, *, is_remote: bool) -> None:
+        self._is_remote = is_remote
+        self._handler = self._interrupt
+        self._before: dict[int, Any] = {}
+        self._watching = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._handler)
+        if self._is_remote:  # calls for this machine return
+            self._watching.enter_context(cut_off(GRACE, _tell_of_end, self._is_heard))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watching.close()
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        heard.note()
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_DFL)
+        signal.default_int_handler(number, frame)
+
+    def _is_heard(self, number: int, came_at: float) -> bool:
+        is_ours = signal.getsignal(number) == self._handler
+        return not is_ours or heard.at > came_at - _AHEAD
+
+
+def _tell_of_end() -> None:
+    note("penstock: interrupted, in the middle of a call that does not end")
+
+
 def main() -> None:
     """Run the command: errors are one line on stderr and exit code 1, usage 2, Ctrl-C 130.
 
@@ -193,7 +244,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may have any bytes
     try:
-        with Interruption():
+        with _Interruption(is_remote=any("://" in each for each in own)):
             app(args=arguments, prog_name="penstock")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

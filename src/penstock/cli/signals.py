@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from penstock.protocols.lrose.ds_server import DsServer
 
 __all__ = [
+    "GRACE",
     "INTERRUPTED",
     "Ending",
-    "Interruption",
     "StopSign",
+    "cut_off",
+    "heard",
     "serve_until_stopped",
     "stop_on_signal",
 ]
@@ -41,14 +43,12 @@ INTERRUPTED: Final = 130
 #: another thread, which does not wake the main thread.
 _LOOK = 0.2
 #: Seconds for a loop to notice the signal: a full queue or pipe may block it.
-_GRACE = 1.0
+GRACE = 1.0
 #: Further seconds before the process exits in spite of a blocking library call.
 _LAST: Final = 1.0
-#: Seconds by which Python's handler may be ahead of the thread that watches for the signal.
-_AHEAD: Final = 1.0
 
 
-class _Heard:
+class Heard:
     """When a handler of Python last dealt with a signal (monotonic seconds)."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class _Heard:
         self.at = time.monotonic()
 
 
-_heard = _Heard()
+heard = Heard()
 
 
 class StopSign:
@@ -85,7 +85,7 @@ class Ending:
 
     def _come(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        _heard.note()
+        heard.note()
         self._is_near.set()
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +100,7 @@ class Ending:
 
 @contextlib.contextmanager
 def stop_on_signal(
-    grace: float = _GRACE, held_up: Callable[[], None] | None = None
+    grace: float = GRACE, held_up: Callable[[], None] | None = None
 ) -> Iterator[StopSign]:
     """Let Ctrl-C and SIGTERM end a loop between two messages.
 
@@ -112,17 +112,17 @@ def stop_on_signal(
     """
     with contextlib.ExitStack() as stack:
         if held_up is not None:
-            stack.enter_context(_cut_off(grace + _LAST, held_up))
+            stack.enter_context(cut_off(grace, held_up))
         yield stack.enter_context(_sign_on_signal(grace))
 
 
 @contextlib.contextmanager
-def _cut_off(
-    patience: float,
+def cut_off(
+    grace: float,
     held_up: Callable[[], None],
     is_heard: Callable[[int, float], bool] = lambda *_: False,
 ) -> Iterator[None]:
-    """Exit with the code of Ctrl-C if the block still runs `patience` seconds after a signal.
+    """Exit with the code of Ctrl-C if the block still runs after a signal, `grace` and a second.
 
     Python's handlers run only when the main thread returns to Python. This thread is woken by the
     wakeup file descriptor, which the C-level handler writes to.
@@ -136,7 +136,7 @@ def _cut_off(
     def watch(_: Worker) -> None:
         while number := ours.recv(1):
             came_at = time.monotonic()
-            if number[0] not in {signal.SIGINT, signal.SIGTERM} or is_left.wait(patience):
+            if number[0] not in {signal.SIGINT, signal.SIGTERM} or is_left.wait(grace + _LAST):
                 continue
             if not is_heard(number[0], came_at):
                 with contextlib.suppress(Exception):
@@ -161,7 +161,7 @@ def _sign_on_signal(grace: float) -> Iterator[StopSign]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        _heard.note()
+        heard.note()
         sign.is_up = True
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, before[one])
@@ -181,48 +181,6 @@ def _sign_on_signal(grace: float) -> Iterator[StopSign]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for one, earlier in before.items():
             signal.signal(one, earlier)
-
-
-class Interruption:
-    """Lets Ctrl-C and SIGTERM interrupt a command, as long as it has no handlers of its own.
-
-    A second SIGTERM ends the process at once. So does one signal after a while if a library call
-    does not let Python's handlers run, as gRPC on a silent network. A signal that whoever started
-    the process ignores stays ignored.
-    """
-
-    def __init__(self) -> None:
-        self._handler = self._interrupt
-        self._before: dict[int, object] = {}
-        self._watching = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before = signal.getsignal(number)
-            if before is not signal.SIG_IGN:
-                self._before[number] = before
-                signal.signal(number, self._handler)
-        self._watching.enter_context(_cut_off(_GRACE + _LAST, _tell_of_end, self._is_heard))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watching.close()
-        for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type] # it came from `getsignal`
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        _heard.note()
-        if number == signal.SIGTERM:
-            signal.signal(number, signal.SIG_DFL)
-        signal.default_int_handler(number, frame)
-
-    def _is_heard(self, number: int, came_at: float) -> bool:
-        is_ours = signal.getsignal(number) == self._handler
-        return not is_ours or _heard.at > came_at - _AHEAD
-
-
-def _tell_of_end() -> None:
-    typer.echo("penstock: interrupted, in the middle of a call that does not end", err=True)
 
 
 def _forget_wakeup() -> None:
